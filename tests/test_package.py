@@ -115,6 +115,22 @@ def test_an_upward_import_is_detected(layer, source):
     assert upward_imports(source, layer)
 
 
+def late_imports(source):
+    """Names that functions import, which other code does without."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    return {name for function in functions for name in imports(ast.unparse(function), "mega_fairseq.ops")}
+
+
+def test_only_the_dispatcher_imports_triton_late():
+    files = [path for layer in LAYERS for path in (ROOT / "mega_fairseq" / layer).rglob("*.py")]
+    late = {
+        path.name
+        for path in files
+        if any("triton" in name or "kernels" in name for name in late_imports(path.read_text()))
+    }
+    assert late == {"backend.py"}
+
+
 def test_modules_do_not_import_each_other_in_circles():
     modules = {}
     for path in ROOT.glob("mega_fairseq/**/*.py"):

@@ -78,7 +78,7 @@ class TrainGraph:
 
     def _forward(self, function: Function) -> None:
         device = self.inputs[0].device.type
-        dtype = autocast_dtype(device)
+        dtype = autocast_dtype(self.inputs[0])
         # A cache of autocast would keep rounded weights in memory that later replays overwrite.
         autocast = nullcontext() if dtype is None else torch.autocast(device, dtype, cache_enabled=False)
         with torch.enable_grad(), autocast:
@@ -192,7 +192,7 @@ class TrainGraphs:
         An input is a tensor or a tuple of inputs; what is neither is a constant of the graph.
         """
         function, inputs = partial(_with_leaves, function, inputs), _leaves(inputs)
-        key = (autocast_dtype(inputs[0].device.type), *map(_signature, inputs))
+        key = (autocast_dtype(inputs[0]), *map(_signature, inputs))
         learns = self.parameters or any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
         if learns and key in self.graphs and self.graphs[key] is None:
             self.graphs[key] = self._captured(function, inputs)

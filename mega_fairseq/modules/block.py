@@ -13,7 +13,7 @@ from mega_fairseq.modules.mixer import MixerConfig
 from mega_fairseq.modules.mixer_state import MixerState, follow, select
 from mega_fairseq.ops.attention.segments import Segments
 from mega_fairseq.ops.padding import Padding
-from mega_fairseq.ops.precision import autocast_dtype
+from mega_fairseq.ops.precision import AUTOCAST, autocast_is_on
 
 
 class BlockState(NamedTuple):
@@ -136,7 +136,7 @@ class Block(nn.Module):
         """
         if self.dropout_module.on or torch.is_grad_enabled():
             return False
-        if any(autocast_dtype(device) is not None for device in ("cpu", "cuda")):
+        if any(map(autocast_is_on, AUTOCAST)):
             return False
         ragged = state.cross is not None and state.cross.lengths is not None
         return self.mixer.takes_step(state.mixer) and not ragged

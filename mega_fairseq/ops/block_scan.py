@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.backend import on_cpu
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.padding import padding_from_lengths
 
@@ -163,7 +164,7 @@ def _scan(u: Tensor, decay: Tensor, initial: Optional[Tensor], back: bool) -> Te
     `back` exchanges the directions.
     """
     states = torch.empty_like(u, memory_format=torch.contiguous_format)
-    run = _one_after_the_other if u.device.type == "cpu" else _by_doubling
+    run = _one_after_the_other if on_cpu(u) else _by_doubling
     for direction, (inputs, out) in enumerate(zip(*(t.split(decay.size(-1), -1) for t in (u, states)))):
         first = torch.zeros_like(inputs[0]) if initial is None or direction else initial
         run(inputs, decay[direction], first, out, reverse=back != bool(direction))

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.backend import on_cpu
+
 SHARES = 2**16  # on the CPU, probabilities are multiples of 1 / SHARES
 
 
@@ -30,7 +32,7 @@ def dropped(x: Tensor, dropout: float, features: bool) -> Tensor:
     """Dropout on (B, L, D); with `features`, whole channels of a sequence, the same ones at every position."""
     if dropout == 0.0:
         return x
-    if x.device.type != "cpu" and not features:
+    if not on_cpu(x) and not features:
         return F.dropout(x, dropout)  # a single kernel
     shape = (x.size(0), 1, x.size(2)) if features else x.shape
     keep, scale = keep_mask(shape, dropout, x.device)

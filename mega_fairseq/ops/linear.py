@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.backend import on_cpu
 from mega_fairseq.ops.operators import is_plain
 
 Projection = Callable[[Tensor], Tensor]  # (R, in) -> (R, out)
@@ -25,7 +26,7 @@ def ready_linear(weight: Tensor, bias: Optional[Tensor] = None) -> Projection:
 
 def packing_runs(weight: Tensor) -> bool:
     """Whether oneDNN's packed products can be used for this weight."""
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and PACKING_WORKS
+    return on_cpu(weight) and weight.dtype == torch.float32 and PACKING_WORKS
 
 
 def _packed_linear(weight: Tensor, bias: Optional[Tensor]) -> Projection:

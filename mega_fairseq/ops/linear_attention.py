@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.backend import on_cpu
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
@@ -76,8 +77,8 @@ def _memories(
 
     The last chunk of k and v may be missing. `memory` goes along, and in the end is that after everything.
     """
-    (batch, _, size, _), on_cpu = k.shape, k.device.type == "cpu"
-    rows, together = (1, max(1, TILE_TOKENS // size)) if on_cpu else (batch, count)
+    batch, _, size, _ = k.shape
+    rows, together = (1, max(1, TILE_TOKENS // size)) if on_cpu(k) else (batch, count)
     starts = range(0, count, together)
     for b in range(0, batch, rows):
         for start in reversed(starts) if reverse else starts:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mega_fairseq.ops.backend import on_cpu
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.operators import is_plain
 from mega_fairseq.ops.precision import at_least_float32, autocast_dtype
@@ -64,7 +65,7 @@ def _by_types(x: Tensor, weights: Sequence[Tensor], targets: Tensor, bias: Optio
     dtype = at_least_float32(x.dtype)
     total = x.new_full((x.size(0),), -torch.inf, dtype=dtype)
     score = torch.zeros_like(total)  # of the target
-    plain = x.size(0) < PACK_FROM or x.dtype != weights[0].dtype or autocast_dtype(x.device.type) is not None
+    plain = x.size(0) < PACK_FROM or x.dtype != weights[0].dtype or autocast_dtype(x) is not None
     for first, block in _blocks(weights):
         of_block = None if bias is None else bias[first : first + block.size(0)]
         product = partial(F.linear, weight=block, bias=of_block) if plain else ready_linear(block, of_block)
@@ -93,4 +94,4 @@ def _blocks(weights: Sequence[Tensor]) -> Iterator[Tuple[int, Tensor]]:
 
 
 def _scores_at_once(x: Tensor) -> int:
-    return SCORES if x.device.type == "cpu" else SCORES_GPU
+    return SCORES if on_cpu(x) else SCORES_GPU

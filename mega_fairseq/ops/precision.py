@@ -6,7 +6,10 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from mega_fairseq.ops.backend import on_cpu
+
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
+AUTOCAST = ("cpu", "cuda")  # types of devices that layers run on with autocast
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -14,21 +17,24 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
-def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
-    """Autocast's dtype on this type of device, or None if autocast is off."""
-    if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
-        return None
-    return torch.get_autocast_dtype(device_type)
+def autocast_is_on(device_type: str) -> bool:
+    return device_type in AUTOCAST and torch.is_autocast_enabled(device_type)
+
+
+def autocast_dtype(x: Tensor) -> Optional[torch.dtype]:
+    """Autocast's dtype on the device of x, or None if autocast is off."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if autocast_is_on(kind) else None
 
 
 def cast_dtype(x: Tensor) -> torch.dtype:
     """The dtype that autocast gives to x; like torch, it leaves float64 alone."""
-    return x.dtype if x.dtype == torch.float64 else autocast_dtype(x.device.type) or x.dtype
+    return x.dtype if x.dtype == torch.float64 else autocast_dtype(x) or x.dtype
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """A context without autocast, for operators that choose their own precision."""
-    if autocast_dtype(x.device.type) is None:
+    if autocast_dtype(x) is None:
         return nullcontext()
     return torch.autocast(device_type=x.device.type, enabled=False)
 
@@ -43,12 +49,12 @@ def sums_in_half(x: Tensor) -> bool:
 
     In bfloat16 such a sum stops growing after a few hundred terms.
     """
-    return x.device.type == "cpu" and x.dtype != at_least_float32(x.dtype) and torch.is_grad_enabled()
+    return on_cpu(x) and x.dtype != at_least_float32(x.dtype) and torch.is_grad_enabled()
 
 
-def product_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype to multiply matrices of `dtype` in.
+def product_dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The dtype to multiply matrices of `dtype` in, on the device of x.
 
     float16 becomes float32 on the CPU, where torch's float16 products are five to sixty times slower.
     """
-    return torch.float32 if dtype == torch.float16 and device_type == "cpu" else dtype
+    return torch.float32 if dtype == torch.float16 and on_cpu(x) else dtype

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.attention.scores import scaled_rows
+from mega_fairseq.ops.backend import on_cpu
 from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import at_least_float32, cast_dtype, product_dtype, without_autocast
@@ -56,7 +57,7 @@ def toeplitz(
 ) -> Tensor:
     """v (G, m, H w) -> (G, n, H w), block by block."""
     dtype = cast_dtype(v)
-    v = v.to(product_dtype(v.device.type, dtype))
+    v = v.to(product_dtype(v, dtype))
     with without_autocast(v):
         if causal:  # the weights of later keys have no effect and no gradient
             queries = weight.size(1) - v.size(1) + 1
@@ -100,7 +101,7 @@ def _blocks(v: Tensor, weight: Tensor, causal: bool) -> Iterator[_Block]:
     """Blocks that cover all matrices, the last rows of a head first, which have all its keys."""
     heads, m = weight.size(0), v.size(1)
     n, width = weight.size(1) - m + 1, v.size(2) // heads
-    size = min(n, BLOCK_ROWS) if v.device.type == "cpu" else n
+    size = min(n, BLOCK_ROWS) if on_cpu(v) else n
     for head in range(heads):
         for stop in range(n, 0, -size):
             start, seen = max(0, stop - size), m - n + stop if causal else m

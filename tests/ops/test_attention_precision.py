@@ -37,7 +37,7 @@ def chosen(function, causal):
 def multiply_in_half(monkeypatch):
     """Makes the CPU multiply float16 in float16, like a GPU."""
     for module in (ops, one_position):
-        monkeypatch.setattr(module, "product_dtype", lambda device_type, dtype: dtype)
+        monkeypatch.setattr(module, "product_dtype", lambda x, dtype: dtype)
 
 
 CASES, NAMES = [(False, False), (True, True)], ["all", "causal, bias"]

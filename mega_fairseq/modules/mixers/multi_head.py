@@ -154,7 +154,7 @@ class MultiHeadAttention(TimeMixer):
             weights = torch.einsum("hg,bgnm->bhnm", self.talking.to(weights.dtype), weights).flatten(0, 1)
             return weighted_sum(weights if keep is None else weights * keep * keep_scale, v)
 
-        dtype = product_dtype(q.device.type, cast_dtype(q))
+        dtype = product_dtype(q, cast_dtype(q))
         rows = heads * max(1, TILE_SCORES // (queries * keys * heads))  # whose weights fit into the cache
         tensors = (q.to(dtype), k.to(dtype), v.to(dtype), padding, keep)
         parts = zip(*(repeat(None) if t is None else t.split(rows) for t in tensors))

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.backend import on_cpu
 from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.operators import differentiable, operator
 from mega_fairseq.ops.precision import at_least_float32
@@ -34,11 +35,6 @@ TILE, SMALL_TILE = 128, 32  # places at most; small ones where w is 0, and on GP
 SLAB = 2**19  # entries of a tensor that are processed together on the CPU, so that they stay in its cache
 SAFE = 60.0  # a row keeps its digits if its largest key is at least e^-60 of the reference
 EVERY = slice(None)
-
-
-def on_cpu(x: Tensor) -> bool:
-    """Whether numbers can be read without waiting for them."""
-    return x.device.type == "cpu"
 
 
 def _spread(x: Tensor) -> float:

@@ -34,6 +34,7 @@ from mega_fairseq.ops.attention.naive import visible_keys
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from mega_fairseq.ops.attention.scores import ATTENTION_FUNCTIONS, weighted_sum
 from mega_fairseq.ops.attention.tiles import TILE_SCORES, tiled_attention
+from mega_fairseq.ops.backend import on_cpu
 from mega_fairseq.ops.diagonals import toeplitz_matrix
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.precision import at_least_float32, cast_dtype, product_dtype, sums_in_half, without_autocast
@@ -58,7 +59,7 @@ def attention(
     if function not in ATTENTION_FUNCTIONS:
         raise ValueError(f"function is {function!r}; choose one of {', '.join(ATTENTION_FUNCTIONS)}")
     dtype, scale = cast_dtype(q), q.size(-1) ** -0.5 if scale is None else scale
-    q, k, v = (t.to(product_dtype(q.device.type, dtype)) for t in (q, k, v))
+    q, k, v = (t.to(product_dtype(q, dtype)) for t in (q, k, v))
     softmax = function == "softmax" and multiplier is None
     with without_autocast(q):
         if q.size(1) == 1 and dropout == 0.0 and not torch.is_grad_enabled():
@@ -94,7 +95,7 @@ def fused_kernel_runs(
     """
     (groups, queries, width), keys = q.shape, k.size(1)
     differs = bias is not None or (causal and (queries != keys or key_padding is not None))  # between queries
-    if q.device.type != "cpu":
+    if not on_cpu(q):
         return v.size(-1) == width <= WIDEST and q.dtype != torch.float64 and not differs
     if v.size(-1) != width or dropout or sums_in_half(q):
         return False

@@ -33,7 +33,7 @@ def weights_at_one_position(
 
 def few_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """q k^T `scale` for a few queries: q (G, n, z), k (G, m, z) -> (G, n, m), in float32 or better."""
-    dtype = product_dtype(q.device.type, q.dtype)
+    dtype = product_dtype(q, q.dtype)
     q, k = q.to(dtype) * scale, k.to(dtype)
     # For a few queries, the CPU's product is twice as fast in this order, tall times narrow.
     return torch.bmm(k, q.transpose(1, 2)).transpose(1, 2).to(at_least_float32(dtype))
@@ -47,7 +47,7 @@ def attend_at_one_position(q: Tensor, k: Tensor, v: Tensor, heads: int, bias: Op
 
     The heads of keys and values stay side by side: moving them apart would copy the cache for each token.
     """
-    dtype, out = product_dtype(q.device.type, q.dtype), v.dtype
+    dtype, out = product_dtype(q, q.dtype), v.dtype
     q, k, v = (t.to(dtype).unflatten(-1, (heads, -1)) for t in (q.unsqueeze(1), k, v))
     mask = None if bias is None else bias.to(dtype)[None, :, None]  # the fused kernel only takes 2 or 4 dimensions
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (R, H, m, d / H)
@@ -66,7 +66,7 @@ def head_weights_at_one_position(q: Tensor, k: Tensor, heads: int, bias: Optiona
 
 def weighted_sum_by_head(weights: Tensor, v: Tensor) -> Tensor:
     """Weights (R, H, m) or (H, m) of each head times its part of v (R, m, e) -> (R, e)."""
-    wide = v.to(product_dtype(v.device.type, v.dtype))
+    wide = v.to(product_dtype(v, v.dtype))
     rows = weights.expand(v.size(0), -1, -1).split(1, 1)
     # A product for each head reads its part in place; one for all heads would take H times as many multiplications.
     return torch.cat([weighted_sum(*pair) for pair in zip(rows, wide.chunk(len(rows), -1))], -1).squeeze(1).to(v.dtype)

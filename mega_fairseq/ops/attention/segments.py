@@ -89,7 +89,7 @@ def attention_in_segments(
     dtype, scale = cast_dtype(q), q.size(-1) ** -0.5
     keep, keep_scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
     with without_autocast(q):
-        q, k, v = (t.to(product_dtype(q.device.type, dtype)) for t in (q, k, v))
+        q, k, v = (t.to(product_dtype(q, dtype)) for t in (q, k, v))
         rest = (*segments, key_padding, keep, keep_scale, bias.first, bias.window, function, scale)
         return _attention(v, q * scale, k, bias.table, *rest).to(dtype)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.activations import ACTIVATIONS
+from mega_fairseq.ops.backend import on_cpu
 from mega_fairseq.ops.gates.naive import RESET
 from mega_fairseq.ops.precision import at_least_float32
 
@@ -89,7 +90,7 @@ def backward(dy: Tensor, inputs: Rows, base: Tensor, before: Tensor) -> List[Ten
 
 
 def _rows_together(x: Tensor) -> int:
-    return min(TILE_ROWS, x.size(0)) if x.device.type == "cpu" else x.size(0)
+    return min(TILE_ROWS, x.size(0)) if on_cpu(x) else x.size(0)
 
 
 def tiles(x: Tensor) -> Iterator[slice]:
@@ -112,7 +113,7 @@ def plus(total: Optional[Tensor], sums: Tensor) -> Tensor:
 
 def sum_of_rows(a: Tensor) -> Tensor:
     """In float32 or better, which a GPU rounds to a's dtype in the same kernel."""
-    return a.sum(0, dtype=at_least_float32(a.dtype) if a.device.type == "cpu" else None)
+    return a.sum(0, dtype=at_least_float32(a.dtype) if on_cpu(a) else None)
 
 
 # ------------------------------------------------------------------------------------- products with a gate

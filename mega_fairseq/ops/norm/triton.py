@@ -97,5 +97,5 @@ def normalized(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps:
 
 
 def layer_norm(x: Tensor, shape: Sequence[int], weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
-    x = x if autocast_dtype(x.device.type) is None else x.to(at_least_float32(x.dtype))  # as torch's under autocast
+    x = x if autocast_dtype(x) is None else x.to(at_least_float32(x.dtype))  # as torch's under autocast
     return normalized(x, weight, bias, eps, center=True)

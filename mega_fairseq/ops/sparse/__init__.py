@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.attention.scores import MASKED
+from mega_fairseq.ops.backend import on_cpu
 from mega_fairseq.ops.precision import at_least_float32, cast_dtype, without_autocast
 from mega_fairseq.ops.sparse.parts import ALL, LOG_2, Part, attend_parts
 
@@ -95,7 +96,7 @@ def sparse_attention(
     dtype = cast_dtype(q)
     # Weights would underflow in float16, and torch.bmm rounds large scores to bfloat16. On GPUs, where float32 is many
     # times slower, scores are rounded.
-    wide = at_least_float32(dtype) if dtype == torch.float16 or q.device.type == "cpu" else dtype
+    wide = at_least_float32(dtype) if dtype == torch.float16 or on_cpu(q) else dtype
     q, k, v, *past = (t.to(wide) for t in (q.to(wide) * (q.size(-1) ** -0.5 / LOG_2), k, v, *(finished or ())))
     padding = None
     if not sparsity.causal:  # also of the places that fill the last block

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.attention.scores import MASKED
 from mega_fairseq.ops.attention.tiles import TILE_SCORES_GPU
+from mega_fairseq.ops.backend import on_cpu
 from mega_fairseq.ops.dropout import keep_mask
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import at_least_float32
@@ -125,7 +126,7 @@ class _Tile(NamedTuple):
 
 
 def _tiles(part: Part, q: Tensor) -> Iterator[_Tile]:
-    limit = TILE_SCORES if q.device.type == "cpu" else TILE_SCORES_GPU
+    limit = TILE_SCORES if on_cpu(q) else TILE_SCORES_GPU
     height = min(part.rows, max(1, limit // part.keys), ROWS)
     for start in range(0, part.rows, height):
         rows = slice(start, min(start + height, part.rows))
