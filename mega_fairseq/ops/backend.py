@@ -66,6 +66,7 @@ class Forms:
         suits: Callable[..., bool] = lambda *args, **options: True,
     ):
         self.naive, self.cpu, self.triton, self.suits = naive, naive if cpu is None else cpu, triton, suits
+        module, _, self.function = (triton or "").partition(":")
         self.kernels: Optional[ModuleType] = None  # the module of Triton kernels, once it is needed
 
         def choose(device: torch.device) -> str:
@@ -73,7 +74,7 @@ class Forms:
             if form != TRITON or self.triton is None:
                 return CPU if form == TRITON else form
             if self.kernels is None:  # not before, since Triton may be missing
-                self.kernels = import_module(self.triton.partition(":")[0])
+                self.kernels = import_module(module)
             return form
 
         # A constant for compilers, as `backend` is. A function cannot be one, so this returns a name.
@@ -92,8 +93,7 @@ class Forms:
     def _named(self, form: str) -> Any:
         if form != TRITON:
             return self.cpu if form == CPU else self.naive
-        function = self.triton.partition(":")[2]
-        return getattr(self.kernels, function) if function else self.kernels
+        return getattr(self.kernels, self.function) if self.function else self.kernels
 
 
 def _first_tensor(arguments: Sequence[Any]) -> Tensor:
