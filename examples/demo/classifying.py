@@ -1,10 +1,9 @@
-"""Classifies the test images: accuracy, time, and one image of each class with what the model looks at.
+"""Classifies the test images: accuracy, and one image of each class with what the model looks at.
 
 python classifying.py CHECKPOINT DATA OUT.json
 """
 
 import sys
-import time
 from pathlib import Path
 from typing import Any, Dict
 
@@ -17,30 +16,24 @@ from mega_fairseq.cli.classify import Scores, classified, read_examples, salienc
 from mega_fairseq.cli.output import write_json
 from mega_fairseq.models import MegaClassifier
 
-BATCH = 50
-
 
 def main() -> None:
     checkpoint, data, out = map(Path, sys.argv[1:])
     classifier = MegaClassifier.from_pretrained(str(checkpoint.parent), checkpoint.name, str(data))
-    examples, started = read_examples(classifier, "test"), time.process_time()
-    scores = Scores(classifier.labels, torch.from_numpy(examples.classes), classified(classifier, examples, BATCH))
-    seconds = time.process_time() - started
+    examples = read_examples(classifier, "test")
+    scores = Scores(classifier.labels, torch.from_numpy(examples.classes), classified(classifier, examples, 50))
 
     def shown(number: int) -> Dict[str, Any]:
         pixels = examples[number]["inputs"][0]
         return {
             "label": scores.labels[scores.truth[number]],
             "predicted": scores.labels[scores.predicted[number]],
-            "probability": float(scores.probabilities[number].max()),
             "pixels": pixels.tolist(),
             "saliency": saliency(classifier, pixels).tolist(),
         }
 
     first = [int((scores.truth == label).nonzero()[0]) for label in scores.truth.unique()]
-    numbers = {"accuracy": scores.accuracy, "images": len(examples), "seconds": seconds}
-    write_json(str(out.with_suffix("")), {**numbers, "shown": [shown(number) for number in first]})
-    print("wrote", out)
+    write_json(str(out.with_suffix("")), {"accuracy": scores.accuracy, "shown": [shown(number) for number in first]})
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Trains a translation model on the shipped Bible, a byte-level language model on the shipped addresses, and a classifier
 that reads shipped images pixel by pixel, each next to a Transformer with the same size, batches and number of updates.
-Translates, evaluates, classifies, lets Mega continue a text, and prints a table. Interrupt it at any time: training
-saves a checkpoint, and the same command resumes from there.
+Translates, evaluates, classifies, prints a table and draws figures. Interrupt it at any time: training saves a
+checkpoint, and the same command resumes from there.
 """
 
 import argparse
@@ -14,30 +14,29 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, List, Optional, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for benchmarks/, which defines some of the models
 
 import settings
 import torch
 from figures import draw
-from jobs import AT_ONCE, Failed, Job, matches, run_together, steps, updates
-from report import report, write_prompt
+from jobs import AT_ONCE, Failed, Job, run_together
+from report import report
 from settings import ADDRESSES, BIBLE, FASHION, IMAGES, LANGUAGE, TRAININGS, TRANSLATION, Task
 
 from mega_fairseq.cli.cpu import KEEP_MEMORY, Limit, cpu_bf16
 
+HERE = Path(__file__).resolve().parent
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for all results")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for all results")
     usual = ", ".join(f"{task.updates:,}" for task in TRAININGS)
     parser.add_argument("--updates", type=int, help=f"updates of each model (default: {usual})")
     parser.add_argument(
-        "--longest",
-        type=int,
-        default=settings.LONGEST,
-        help="bytes of the longest text that is timed (default: %(default)s)",
+        "--longest", type=int, default=4096, help="bytes of the longest text that is timed (default: %(default)s)"
     )
     args = parser.parse_args()
     for end in (signal.SIGTERM, signal.SIGHUP):
@@ -87,7 +86,7 @@ def fast_precision(kept: Path) -> List[str]:
 class Demo:
     """The files of the demo, and the commands that write them."""
 
-    def __init__(self, out: Path, updates: Optional[int] = None, longest: int = settings.LONGEST):
+    def __init__(self, out: Path, updates: Optional[int] = None, longest: int = 4096):
         self.out, self.longest = out, longest
         self.updates = {task.name: updates or task.updates for task in TRAININGS}
         self.folders = {  # their names contain the updates, so that runs of different lengths do not collide
@@ -110,10 +109,9 @@ class Demo:
 
     def preparing(self) -> List[Job]:
         jobs = []
-        for name, recipe, total in (("bible", BIBLE, 5), ("addresses", ADDRESSES, 3), ("fashion", FASHION, 1)):
-            log, command = self.out / f"{name}.log", ["bash", str(recipe / "prepare.sh")]
-            environment = {**self.environment, "DATA": str(self.out / name), "VOCABULARY": str(settings.VOCABULARY)}
-            jobs.append(Job(name, command, log, total, "step", steps, environment))
+        for name, recipe in (("bible", BIBLE), ("addresses", ADDRESSES), ("fashion", FASHION)):
+            files = {"DATA": str(self.out / name), "VOCABULARY": str(settings.VOCABULARY)}
+            jobs.append(self._job(name, ["bash", str(recipe / "prepare.sh")], self.out / f"{name}.log", files))
         return jobs
 
     def separate_lines(self) -> None:
@@ -124,58 +122,47 @@ class Demo:
         docs.write_text("".join(f"{number}\n" for number in range(docs.read_text().count("\n"))))
 
     def training(self, task: Task) -> List[Job]:
-        jobs, total, data = [], self.updates[task.name], self.data[task.name]
+        jobs = []
         for model, folder in self.folders[task.name].items():
-            log, command = folder / "train.log", settings.training(task, model, total, data, folder)
+            command = settings.training(task, model, self.updates[task.name], self.data[task.name], folder)
             command += self.device + (self.precision if task is LANGUAGE else [])  # the others are too narrow to gain
-            jobs.append(Job(f"{model}, {task.name}", command, log, total, "update", updates, self.environment))
+            jobs.append(self._job(f"{model}, {task.name}", command, folder / "train.log"))
         return jobs
 
     def translating(self) -> List[Job]:
         """Translates the test set line by line, and in windows of chapters."""
         jobs, command = [], ["bash", str(BIBLE / "generate.sh")]
-        for unit, data, total in (("window", "bible", settings.WINDOWS), ("line", "lines", settings.LINES)):
+        for unit, data in (("windows", "bible"), ("lines", "lines")):
             for model, folder, checkpoint in self._trained(TRANSLATION):
-                results = folder / f"{unit}s"
-                files = {"DATA": str(self.out / data), "CHECKPOINT": str(checkpoint), "RESULTS": str(results)}
-                environment = {**self.environment, **files, **settings.SEARCH}
-                log, done = results.with_suffix(".log"), matches("^H-", results / "generate.out")
-                jobs.append(Job(f"{model}, {unit}s", command, log, total, unit, done, environment))
+                files = {"DATA": self.out / data, "CHECKPOINT": checkpoint, "RESULTS": folder / unit}
+                variables = {**{name: str(path) for name, path in files.items()}, **settings.SEARCH}
+                jobs.append(self._job(f"{model}, {unit}", command, folder / f"{unit}.log", variables))
         return jobs
 
     def evaluating(self) -> List[Job]:
-        """Evaluates all models on the test text; Mega also continues a paragraph of it."""
-        data, commands = self.data[LANGUAGE.name], []
+        jobs = []
         for model, folder, checkpoint in self._trained(LANGUAGE):
-            command, total, done = settings.sliding(checkpoint, data), 1, matches("Perplexity")
-            if model != "Transformer":
-                sweep, total = folder / "sweep", len(settings.CHUNKS)
-                command, done = settings.sweeping(checkpoint, data, sweep), matches('"bits"', folder / "sweep.json")
-            commands.append((f"evaluating {model}", command, folder / "evaluate.log", total, done))
-            if model == "Mega":
-                prompt = folder / "prompt.txt"
-                write_prompt(self.out / "addresses/raw/test.txt", prompt)
-                command = settings.continuing(checkpoint, data, prompt)
-                commands.append(("continuing a text", command, folder / "continue.log", 1, matches("^H-")))
-        return [
-            Job(name, command + self.device, log, total, "evaluation", done, self.environment)
-            for name, command, log, total, done in commands
-        ]
+            command = settings.evaluating(model, checkpoint, self.data[LANGUAGE.name]) + self.device
+            jobs.append(self._job(f"evaluating {model}", command, folder / "evaluate.log"))
+        return jobs
 
     def classifying(self) -> List[Job]:
-        jobs, data = [], self.data[IMAGES.name]
+        jobs, program = [], [sys.executable, str(HERE / "classifying.py")]
         for model, folder, checkpoint in self._trained(IMAGES):
-            command, log = settings.classifying(checkpoint, data, folder / "classified.json"), folder / "classify.log"
-            jobs.append(Job(f"classifying, {model}", command, log, 1, "model", matches("wrote"), self.environment))
+            command = [*program, str(checkpoint), str(self.data[IMAGES.name]), str(folder / "classified.json")]
+            jobs.append(self._job(f"classifying, {model}", command, folder / "classify.log"))
         return jobs
 
     def timing(self) -> List[Job]:
         """On one CPU thread each, also if there is a GPU."""
-        jobs, total = [], len(settings.lengths(self.longest))
-        for model, out in self.timed.items():
-            command, log = settings.timing(model, self.longest, out), out.with_suffix(".log")
-            jobs.append(Job(model, command, log, total, "length", matches("^timed"), self.environment))
-        return jobs
+        program = [sys.executable, str(HERE / "lengths.py")]
+        return [
+            self._job(model, [*program, model, str(self.longest), str(out)], out.with_suffix(".log"))
+            for model, out in self.timed.items()
+        ]
+
+    def _job(self, name: str, command: List[str], log: Path, variables: Optional[Dict[str, str]] = None) -> Job:
+        return Job(name, command, log, {**self.environment, **(variables or {})})
 
     def _trained(self, task: Task) -> Iterator[Tuple[str, Path, Path]]:
         for model, folder in self.folders[task.name].items():

@@ -32,14 +32,18 @@ def draw(folders: Folders, timed: Dict[str, Path], out: Path) -> None:
         points = [(row["bytes"], row["ms per 1,000"]) for row in json.loads(path.read_text())]
         lengths.plot(*zip(*points), color=COLOURS[model], label=model, marker="o")
     lengths.set_xscale("log", base=2)
-    lengths.xaxis.set_major_formatter("{x:,.0f}")
     lengths.set_ylim(bottom=0)
     lengths.set(title="CPU time of an update", xlabel="bytes of a text", ylabel="ms per 1,000 bytes (lower is better)")
     for axis in drawing.axes:
         axis.grid(alpha=0.3)
         axis.legend()
     drawing.savefig(out / "demo.png", dpi=110)
-    _images(folders[IMAGES.name]).savefig(out / "images.png", dpi=110)
+    found = {
+        model: json.loads((folder / "classified.json").read_text()) for model, folder in folders[IMAGES.name].items()
+    }
+    drawing = Figure(figsize=(12, 4.2), layout="constrained")
+    _images(drawing, found)
+    drawing.savefig(out / "images.png", dpi=110)
 
 
 def _curves(axis: Any, folders: Dict[str, Path], source: str, value: str) -> None:
@@ -48,27 +52,23 @@ def _curves(axis: Any, folders: Dict[str, Path], source: str, value: str) -> Non
         axis.plot(*zip(*curve(log, source, value)), color=COLOURS[model], label=model)
 
 
-def _images(folders: Dict[str, Path]) -> Any:
+def _images(drawing: Any, found: Dict[str, Any]) -> None:
     """One test image of each class, and below it, for each model, how much each pixel changes its score."""
-    from matplotlib.figure import Figure
-
-    found = {model: json.loads((folder / "classified.json").read_text()) for model, folder in folders.items()}
     columns = list(zip(*(each["shown"] for each in found.values())))
-    drawing = Figure(figsize=(1.25 * len(columns), 4.2), layout="constrained")
-    for axis, image in zip(drawing.subplots(1 + len(found), len(columns)).T, columns):
-        above, *below = axis
-        above.imshow([image[0]["pixels"][row : row + SIDE] for row in range(0, SIDE**2, SIDE)], cmap="gray")
-        above.set_title(NAMES[int(image[0]["label"])], fontsize=8)
-        for place, shown in zip(below, image):
-            largest = max(shown["saliency"])
-            salient = [100 * change / largest for change in shown["saliency"]]
-            scale = place.imshow([salient[row : row + SIDE] for row in range(0, SIDE**2, SIDE)], cmap="magma")
-            colour = "black" if shown["predicted"] == shown["label"] else "tab:red"
-            place.set_title(NAMES[int(shown["predicted"])], fontsize=8, color=colour)
-    rows = ["test image", *(f"{model}: {each['accuracy']:.1%}" for model, each in found.items())]
-    for number, axis in enumerate(drawing.axes):
-        axis.set(xticks=[], yticks=[])
-        if number % len(columns) == 0:
-            axis.set_ylabel(rows[number // len(columns)], fontsize=8)
-    drawing.colorbar(scale, ax=drawing.axes, aspect=40, label="change of the score by a pixel, % of the largest")
-    return drawing
+    above, *below = drawing.subplots(1 + len(found), len(columns))
+    above[0].set_ylabel("test image", fontsize=8)
+    for axis, image in zip(above, columns):
+        _picture(axis, image[0]["pixels"], "gray", NAMES[int(image[0]["label"])])
+    for row, (model, each) in zip(below, found.items()):
+        row[0].set_ylabel(f"{model}: {each['accuracy']:.1%}", fontsize=8)
+        for axis, shown in zip(row, each["shown"]):
+            mistake = shown["predicted"] != shown["label"]
+            _picture(
+                axis, shown["saliency"], "magma", NAMES[int(shown["predicted"])], "tab:red" if mistake else "black"
+            )
+
+
+def _picture(axis: Any, values: Any, colours: str, title: str, colour: str = "black") -> None:
+    axis.imshow([values[row : row + SIDE] for row in range(0, SIDE**2, SIDE)], cmap=colours)
+    axis.set_title(title, fontsize=8, color=colour)
+    axis.set(xticks=[], yticks=[])

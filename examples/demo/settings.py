@@ -17,16 +17,11 @@ from benchmarks.runs import PLUGIN, TRAIN, WITH_PLUGIN, fairseq
 
 EXAMPLES = PLUGIN.parent / "examples"
 BIBLE, ADDRESSES, FASHION = EXAMPLES / "wmt16_en_de/bible", EXAMPLES / "lm/addresses", EXAMPLES / "lra/image"
-HERE = Path(__file__).parent
 
 VOCABULARY = 2000  # subword pieces, English and German together
-LINES, WINDOWS = 986, 97  # of the test set
 WINDOW_TOKENS = 512  # of a chapter at most, read and translated at once
 SEARCH = {"WINDOW_TOKENS": str(WINDOW_TOKENS), "BEAM": "2", "MAX_TOKENS": "16384"}  # of generate.sh
-TRAINED_CHUNK = 256  # chunk size of Mega's attention in training
-CHUNKS = (64, TRAINED_CHUNK, 1024)  # chunk sizes of the evaluation
 WINDOW, CONTEXT = 512, 256  # the Transformer reads 512 tokens at once, the first 256 of them only as context
-PROMPT, CONTINUED = 150, 300  # bytes of test text at most that Mega continues, and bytes at least that it adds
 
 
 class Task(NamedTuple):
@@ -83,7 +78,6 @@ IMAGES = Task(
     },
 )
 TRAININGS = (TRANSLATION, LANGUAGE, IMAGES)
-LONGEST = 4096  # bytes of a text in an update that is timed
 
 
 def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> List[str]:
@@ -100,38 +94,10 @@ def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> 
     ]
 
 
-def sweeping(checkpoint: Path, data: Path, prefix: Path) -> List[str]:
-    """Evaluates a model with chunks on the test text as one stream, for each size; skips those already done."""
-    chunks = ",".join(map(str, CHUNKS))
-    command = [sys.executable, "-m", "mega_fairseq.cli", "sweep", str(checkpoint), str(data), "--out", str(prefix)]
-    return [*command, "--chunks", chunks]
-
-
-def sliding(checkpoint: Path, data: Path) -> List[str]:
-    """Evaluates the Transformer on the test text with fairseq's sliding window."""
-    return [
-        *[*fairseq("eval_lm"), str(data), "--path", str(checkpoint), "--gen-subset=test", "--task=language_modeling"],
-        *["--sample-break-mode=none", f"--tokens-per-sample={WINDOW}", f"--context-window={CONTEXT}"],
-    ]
-
-
-def continuing(checkpoint: Path, data: Path, prompt: Path) -> List[str]:
-    """Lets Mega continue the text in `prompt`, whose bytes are written as numbers."""
-    return [
-        *[*fairseq("interactive"), str(data), *WITH_PLUGIN, "--path", str(checkpoint), "--input", str(prompt)],
-        *["--task=mega_language_modeling", "--beam=1", "--sampling", "--sampling-topp=0.9", "--temperature=0.8"],
-        *["--seed=1", "--max-len-a=0", f"--max-len-b={PROMPT + CONTINUED}", f"--min-len={PROMPT + CONTINUED}"],
-    ]
-
-
-def classifying(checkpoint: Path, data: Path, out: Path) -> List[str]:
-    return [sys.executable, str(HERE / "classifying.py"), str(checkpoint), str(data), str(out)]
-
-
-def timing(model: str, longest: int, out: Path) -> List[str]:
-    return [sys.executable, str(HERE / "lengths.py"), model, str(longest), str(out)]
-
-
-def lengths(longest: int) -> List[int]:
-    """Bytes of the texts that are timed."""
-    return [256 * 2**power for power in range(max(1, (longest // 256).bit_length()))]
+def evaluating(model: str, checkpoint: Path, data: Path) -> List[str]:
+    """Evaluates the Transformer on the test text in fairseq's sliding window, the others on the text as one stream."""
+    options = [*WITH_PLUGIN, "--task=mega_language_modeling"]
+    if model == "Transformer":
+        options = ["--task=language_modeling", "--sample-break-mode=none"]
+        options += [f"--tokens-per-sample={WINDOW}", f"--context-window={CONTEXT}"]
+    return [*fairseq("eval_lm"), str(data), "--path", str(checkpoint), "--gen-subset=test", *options]

@@ -84,35 +84,28 @@ def test_the_demo_ends_with_figures_and_a_table_of_all_tasks(finished):
         "test, bits per byte",
         "test, accuracy in percent",
         "512 bytes, ms per 1,000",
-        "512 bytes, MiB",
     }
     assert scores < {name.strip() for name in rows}
-    assert [chunk for _, chunk in re.findall(r"(\d\.\d{3}) at (\d+)", shown)] == 2 * ["64", "256", "1024"]
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("demo.png", "images.png"))
     assert (out / "demo.txt").read_text(encoding="utf-8") in said
 
 
-def test_the_demo_shows_translations_and_a_continued_text(finished):
+def test_the_demo_shows_translations(finished):
     out, _, said = finished
-    shown = said[said.index("5 of its 6 lines") : said.index("Mega   Transformer")]
-    blocks = re.findall(r"  source +(.+)\n  reference +(.+)\n  Mega +.*\n  Transformer +.*\n", shown)
+    blocks = re.findall(r"  source +(.+)\n  reference +(.+)\n  Mega +.*\n  Transformer +.*\n", said)
     sources, references = ((out / f"bible/raw/test.{language}").read_text().splitlines() for language in ("en", "de"))
     assert len(set(blocks)) == 5
     for source, reference in blocks:
         (row,) = (row for row, sentence in enumerate(sources) if sentence.startswith(source.replace(" ...", "")))
         assert references[row].startswith(reference.replace(" ...", ""))
-    text = " ".join(shown[shown.index("bytes\n") :].split())
-    prompt, generated = text.split(" [...]")
-    assert prompt.replace("bytes ", "", 1) in (out / "addresses/raw/test.txt").read_text()
-    assert len(generated) > 50
 
 
-def test_an_interrupted_demo_loses_no_update(finished, module):
+def test_an_interrupted_demo_loses_no_update(finished):
     out, interrupted, said = finished
     assert "the same command resumes from there" in interrupted
     assert "preparing the corpora: done before" in said
     _, resumed = re.split(r"(?=Loaded checkpoint)", (out / "translation-4/mega/train.log").read_text(), maxsplit=1)
-    kept = module("jobs").updates(resumed.splitlines()[0])
+    kept = int(re.search(r"@ (\d+) updates", resumed)[1])
     assert kept >= 1
     assert f'"num_updates": "{kept + 1}"' in resumed
     assert f'"num_updates": "{kept}"' not in resumed
@@ -122,9 +115,7 @@ def sleep(out):
     """Runs a demo whose only command sleeps."""
     sys.path.insert(0, str(DEMO.parent))
     demo, jobs = importlib.import_module("demo"), importlib.import_module("jobs")
-    demo.Demo.preparing = lambda self: [
-        jobs.Job("sleeping", ["sleep", "300"], out / "sleep.log", 1, "night", jobs.matches("."), {})
-    ]
+    demo.Demo.preparing = lambda self: [jobs.Job("sleeping", ["sleep", "300"], out / "sleep.log", {})]
     sys.argv = ["demo.py", "--out", str(out)]
     demo.main()
 
@@ -148,10 +139,7 @@ def test_a_demo_waits_for_processes_of_a_killed_one(end, tmp_path):
 def test_a_failing_command_ends_all_and_shows_its_last_lines(module, tmp_path):
     jobs = module("jobs")
     commands = {"good": "exec sleep 300", "bad": "seq 9; echo train.de is missing; exit 1"}
-    listed = [
-        jobs.Job(name, ["sh", "-c", command], tmp_path / f"{name}.log", 1, "step", jobs.steps, {})
-        for name, command in commands.items()
-    ]
+    listed = [jobs.Job(name, ["sh", "-c", command], tmp_path / f"{name}.log", {}) for name, command in commands.items()]
     with pytest.raises(jobs.Failed, match=r"bad failed; .*bad.log ends with\n6\n7\n8\n9\ntrain.de is missing$"):
         jobs.run_together("failing", listed)
     assert not list(tmp_path.glob("*.ended"))
@@ -173,10 +161,3 @@ def test_the_demo_uses_one_gpu_if_there_are_any(gpu, tmp_path, module, monkeypat
     trainings = [job for task in (demo.TRANSLATION, demo.LANGUAGE) for job in demo.Demo(tmp_path).training(task)]
     assert all("--distributed-world-size=1" in job.command for job in trainings)
     assert {"--cpu" in job.command for job in trainings} == {not gpu}
-
-
-def test_progress_counts_completed_work(module):
-    jobs = module("jobs")
-    assert jobs.updates('(epoch 3 @ 20 updates)\n{"num_updates": "22"}\n{"num_updates": "24"}\n') == 24
-    assert jobs.steps("== making raw\n== 5 bytes\n") == 0  # not completed
-    assert jobs.steps("== have raw\n== making text\n== making bin\n== ready: train.sh reads bin\n") == 3
