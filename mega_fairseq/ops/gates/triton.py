@@ -46,7 +46,10 @@ def gate(
     row, column, inside = tile(0, R, E, ROWS, COLUMNS)
     at = row * E + column
     b = tl.load(before + row * stride + column, mask=inside, other=0.0).to(WIDE)
-    r, _ = reset_gate(b) if RESET else silu(b)
+    if RESET:
+        r, _ = reset_gate(b)
+    else:
+        r, _ = silu(b)
     o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
     tl.store(mixed + at, (r * o).to(mixed.dtype.element_ty), mask=inside)
 
@@ -62,7 +65,10 @@ def gate_backward(
         row, column, inside = tile(turn, R, E, ROWS, COLUMNS)
         at, at_base = row * E + column, row * stride + D + column
         b = tl.load(base + at_base, mask=inside, other=0.0).to(WIDE)
-        r, slope = reset_gate(b) if RESET else silu(b)
+        if RESET:
+            r, slope = reset_gate(b)
+        else:
+            r, slope = silu(b)
         o = tl.load(attended + at, mask=inside, other=0.0).to(WIDE)
         grad = tl.load(mixed + at, mask=inside, other=0.0).to(WIDE)
         before = grad * o * slope
