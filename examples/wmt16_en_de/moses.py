@@ -5,13 +5,13 @@ moses.py tokenize|detokenize LANGUAGE WORKERS < text > text
 
 import functools
 import itertools
-import signal
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Callable, Iterator
+from typing import Callable, Iterable, Iterator, List
 
 import lines
+
+from mega_fairseq.cli.workers import in_order
 
 AT_ONCE = 2000  # lines that a worker gets at once
 
@@ -27,24 +27,21 @@ def tool(action: str, language: str) -> Callable[[str], str]:
     return lambda line: detokenize(line.split())
 
 
-def work(action: str, language: str, line: str) -> str:
-    return tool(action, language)(line)
+def work(action: str, language: str, batch: Iterable[str]) -> List[str]:
+    return list(map(tool(action, language), batch))
 
 
-def worked(action: str, language: str, workers: int, text: Iterator[str]) -> Iterator[str]:
-    # Ctrl-C ends a worker without a traceback.
-    with ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as pool:
-        read = functools.partial(itertools.islice, text, 8 * workers * AT_ONCE)  # `map` would read the whole text
-        for batch in iter(lambda: list(read()), []):
-            yield from pool.map(functools.partial(work, action, language), batch, chunksize=AT_ONCE)
+def batches(text: Iterator[str]) -> Iterator[List[str]]:
+    return iter(lambda: list(itertools.islice(text, AT_ONCE)), [])
 
 
 def main() -> None:
     if len(sys.argv) != 4:
         sys.exit(__doc__)
     action, language, workers = sys.argv[1:]
+    done = in_order(functools.partial(work, action, language), batches(lines.stdin()), int(workers))
     try:
-        lines.write(worked(action, language, int(workers), lines.stdin()))
+        lines.write(itertools.chain.from_iterable(done))
     except BrokenProcessPool:
         sys.exit("error: a worker was killed, perhaps for lack of memory: run this again with fewer WORKERS.")
 

@@ -1,7 +1,6 @@
 """The generators of examples/lra: values, labels and drawings, the published statistics, and interrupted runs."""
 
 import math
-import os
 import re
 import signal
 import statistics
@@ -256,10 +255,10 @@ def test_lines_and_shrinking_equal_pillows(width):
 def test_a_killed_run_continues_and_workers_do_not_change_images(tmp_path):
     command = [sys.executable, EXAMPLES / "lra/pathfinder/images.py", tmp_path / "out", "--size=32", "--images=110"]
     part = tmp_path / "out.parts/32-1-000000"
-    with subprocess.Popen([*command, "--workers=1"], start_new_session=True) as process:
+    with subprocess.Popen([*command, "--workers=1"]) as process:
         while process.poll() is None and not part.exists():
             time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
     assert not (tmp_path / "out").exists()
     kept = part.read_bytes()
     part.write_bytes(kept[:1] + b"\7" + kept[2:])  # shows that the part is read, not made again

@@ -15,9 +15,7 @@ twelve cases at 32 pixels whatever is in the image, is only started where it can
 import argparse
 import os
 import shutil
-import signal
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
 from random import Random as Seeded
 from typing import Any, Iterable, List, NamedTuple, Tuple
@@ -30,6 +28,7 @@ from tqdm import tqdm
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.output import write
 from mega_fairseq.cli.prepare import draw_examples, new_folder, write_arrays
+from mega_fairseq.cli.workers import in_order
 
 BARS, BARS_OF_DISTRACTORS = 14, 4
 DISTRACTOR_TRIES = 5
@@ -150,11 +149,9 @@ def main() -> None:
         parts = f"{args.out}.parts"
         os.makedirs(parts, exist_ok=True)
         make, numbers = partial(make_part, parts, args.size, args.seed), range(-(-args.images // PART))
-        # Ctrl-C ends a worker without a traceback.
-        pool = ProcessPoolExecutor(args.workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL))
-        with pool, tqdm(total=args.images, unit="image", disable=None) as bar:
+        with tqdm(total=args.images, unit="image", disable=None) as bar:
             paths = []
-            for path in pool.map(make, numbers):
+            for path in in_order(make, numbers, args.workers):
                 paths.append(path)
                 bar.update(PART)
         labels = [label for path in paths for label in _rows(path, args.size)[:, 0]][: args.images]
