@@ -17,7 +17,7 @@ from benchmarks.models import from_args
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "mega_fairseq"
-ENDS = {"the EMA": ("in_blocks", "ema_token"), "attention": ("attention",)}  # functions without further choices
+ENDS = {"the EMA": ("in_blocks", "ema_token_naive"), "attention": ("attention",)}  # functions without further choices
 
 
 def lines(*folders: Path, without: Tuple[Path, ...] = ()) -> int:

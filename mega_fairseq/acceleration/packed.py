@@ -26,7 +26,7 @@ class PackedWeightsCache:
         # Key, a function that computes the sums, their values, weights; replaced as a whole: threads may share it.
         self.made: Optional[Tuple[List[Any], Callable[[], Tensor], Tensor, PackedWeights]] = None
 
-    def get(self, decoder: nn.Module, pack: Callable[[], PackedWeights]) -> PackedWeights:
+    def get(self, decoder: nn.Module) -> PackedWeights:
         # Tensors that are not plain are not packed.
         tensors = [t for t in (*decoder.parameters(), *decoder.buffers()) if is_plain(t)]
         key = [bool(_has_any_global_hook())]
@@ -35,7 +35,7 @@ class PackedWeightsCache:
         made = self.made
         if made is None or made[0] != key or not torch.equal(made[1](), made[2]):
             sums = _sums_of(tensors)
-            made = self.made = (key, sums, sums().clone(), pack())
+            made = self.made = (key, sums, sums().clone(), decoder.pack())
         return made[3]
 
     def __reduce__(self) -> Tuple:

@@ -19,7 +19,7 @@ class PreparedSteps:
         self.graphs: Optional[StepGraphs] = StepGraphs() if with_graphs else None
 
     def weights(self, decoder: Any) -> PackedWeights:
-        return self.cache.get(decoder, decoder.pack)
+        return self.cache.get(decoder)
 
     def scores(self, decoder: Any, tokens: Tensor, state: Any) -> Tuple[Optional[Tensor], Any]:
         return (None, state) if self.graphs is None else self.graphs.step(decoder, tokens, state)
