@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.cli.documents import metrics, translations
-from mega_fairseq.cli.documents.translations import Window, align
+from mega_fairseq.cli.documents.translations import Window
 from mega_fairseq.cli.main import main
 from tests.helpers.commands import ROOT, fresh
 from tests.helpers.recipes import small_bible, text, write
@@ -80,7 +80,7 @@ def read(path, separator="<sep>"):
 READ = translations.read_windows
 
 
-def clamped(window, ratio):
+def clamped(window):
     """Repeats the last line, or cuts lines, as a known tool does."""
     count = len(window.source)
     return [*window.translation, *window.translation[-1:] * count][:count]
@@ -91,7 +91,7 @@ def clamped(window, ratio):
     [
         ("read_windows", lambda path, separator: anywhere(path, separator)),
         ("read_windows", lambda path, separator: in_order_of_the_file(path)),
-        ("align", clamped),
+        ("fitted", clamped),
     ],
 )
 def test_a_split_that_loses_or_moves_text_is_noticed(monkeypatch, name, twin):
@@ -100,32 +100,6 @@ def test_a_split_that_loses_or_moves_text_is_noticed(monkeypatch, name, twin):
     monkeypatch.setattr(translations, name, twin)
     with pytest.raises(AssertionError):
         check_split(windows, 1)
-
-
-@given(st.lists(st.integers(3, 99), min_size=2, max_size=12, unique=True), st.integers(0), st.booleans())
-def test_an_omitted_or_doubled_line_of_another_length_is_found(lengths, number, doubled):
-    check_repair(align, lengths, number % len(lengths), doubled)
-
-
-def check_repair(repair, lengths, number, doubled):
-    lines = ["x" * length for length in lengths]
-    before, line, after = lines[:number], lines[number], lines[number + 1 :]
-    translation = [*before, *([line, line] if doubled else []), *after]
-    assert repair(Window(lines, translation), 1.0) == [*before, f"{line} {line}" if doubled else "", *after]
-
-
-@pytest.mark.parametrize("doubled", [True, False])
-def test_lines_that_are_cut_or_repeated_are_noticed(doubled):
-    with pytest.raises(AssertionError):
-        check_repair(clamped, [9, 30, 70, 50], 1, doubled)
-
-
-def test_lines_are_joined_and_divided_by_length():
-    source = ["a" * 40, "b" * 20, "c" * 30, "d" * 50]
-    assert align(Window(source, ["x" * 60, "y" * 30, "z" * 24, "z" * 26]), 1.0) == [
-        "x" * 60, "", "y" * 30, "z" * 24 + " " + "z" * 26
-    ]  # fmt: skip
-    assert align(Window(source, [""]), 1.0) == [""] * 4
 
 
 A, B = (["a", "b"], ["x", "y"]), (["c"], ["z"])
@@ -150,13 +124,13 @@ def test_translations_of_other_windows_are_refused(tmp_path, refuses, blocks, id
     refuses(*split(tmp_path, blocks, ids.split()), words=words)
 
 
-def test_windows_with_other_counts_or_lengths_are_reported(tmp_path, cli, refuses):
+def test_windows_with_other_counts_are_reported(tmp_path, cli, refuses):
     lines = ["a" * 10, "b" * 10]
-    windows = [(lines, ["x" * 10] * 2), (lines, ["x" * 20]), (lines, ["x", "y" * 10])]
+    windows = [(lines, ["x" * 10] * 2), (lines, ["x" * 20]), (lines, ["x", "y", "z"])]
     code, said, _ = cli(*split(tmp_path, [generated(w, n) for n, w in enumerate(windows)], ["1"] * 6))
     assert code == 0
-    assert re.search(r"1 windows .* aligned by length: 1$", said, re.MULTILINE)
-    assert re.search(r"1 windows may be shifted .*: 2$", said, re.MULTILINE)
+    assert re.search(r"2 windows had another number of lines than their source: 1, 2$", said, re.MULTILINE)
+    assert text(tmp_path / "out.pieces")[2:] == ["x" * 20, "", "x", "y z"]
     (tmp_path / "out.pieces").unlink()
     (tmp_path / "out.json").write_text("{}")
     refuses(*split(tmp_path, BLOCKS, ["1", "1", "2"]), words=["out.json exists"])
@@ -204,7 +178,7 @@ def test_scores_are_those_of_the_sacrebleu_command_on_joined_files(bible):
         for name, signature, value in found:
             assert said[f"{kind}-{name}"][0] == value
             assert said[name] == [signature]
-    assert said[str(bible / "system.de")] == ["2 windows; 1 had another number of lines and were aligned by length"]
+    assert said[str(bible / "system.de")] == ["2 windows; 1 had another number of lines"]
     assert said["s-BLEU, place in the window 1 (2 of 100 lines)"]
     assert sum("quarter of the document" in name for name in said) == 4
     assert (bible / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -214,7 +188,7 @@ def test_scores_are_those_of_the_sacrebleu_command_on_joined_files(bible):
 def test_systems_with_different_windows_are_not_compared_by_their_places(bible):
     write(bible / "other.json", ['{"source_lines": [100], "translated_lines": [90]}'])
     said = score(bible, "system.de", "train.de", "train.docs", "--against", "other.de")
-    assert said[str(bible / "other.de")] == ["1 windows; 1 had another number of lines and were aligned by length"]
+    assert said[str(bible / "other.de")] == ["1 windows; 1 had another number of lines"]
     assert any("quarter of the document" in name for name in said)
     assert not any(name.startswith("s-BLEU, place") for name in said)
 

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
     for path, each in counts.items():
         unequal = sum(lines != translated for lines, translated in each)
         if each:
-            print(f"{path}: {len(each):,} windows; {unequal:,} had another number of lines and were aligned by length")
+            print(f"{path}: {len(each):,} windows; {unequal:,} had another number of lines")
     if len(windows) > 1:
         print("scores by place in the window are left out, since the two have different windows")
     rows = [["", *systems]]
