@@ -6,6 +6,7 @@ PREFIX.json has the evaluated points, from which an interrupted sweep resumes, a
 import argparse
 import contextlib
 import csv
+import fcntl
 import hashlib
 import io
 import json
@@ -28,7 +29,6 @@ from tqdm import tqdm
 from mega_fairseq.cli import UserError, errors_of
 from mega_fairseq.cli.checkpoint import trained
 from mega_fairseq.cli.checkpoint.build import empty_model, fill, model_options
-from mega_fairseq.cli.lock import locked
 from mega_fairseq.cli.output import check_prefix, table, write, write_figure, write_json
 from mega_fairseq.data.corpus import Corpus, load_dictionary
 from mega_fairseq.data.streams import StreamDataset, stream_bounds
@@ -314,11 +314,16 @@ class Record:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Add the points that others have written since; they wait meanwhile."""
-        with locked(f"{self.prefix}.lock"):
+        """Add the points that others have written since; they wait meanwhile, if the file system has locks."""
+        folder = os.open(os.path.dirname(self.prefix) or ".", os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(folder, fcntl.LOCK_EX)
             others = {key: point for key, point in self._known().items() if point not in self._discarded}
             self._points = {**others, **self._points}
             yield
+        finally:
+            os.close(folder)
 
     def add(self, point: Point) -> None:
         with self.shared():
