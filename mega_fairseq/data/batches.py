@@ -1,10 +1,12 @@
-"""Samples and batches for language models and their criterion, made from parts of a corpus."""
+"""Samples and batches of language models, from parts of a corpus or from typed texts."""
 
 from typing import Any, Dict, List
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from fairseq.data import FairseqDataset, data_utils
+from fairseq.utils import apply_to_sample
 from torch import Tensor
 
 from mega_fairseq.data.corpus import Corpus
@@ -34,34 +36,51 @@ def shifted(corpus: Corpus, start: int, stop: int, first: bool, eos: int) -> Dic
     return {"source": tokens[:-1], "target": tokens[1:]}
 
 
-def collate(samples: List[Dict[str, Any]], pad: int) -> Dict[str, Any]:
-    """Batch samples, padded on the right; fairseq passes no samples if a process has run out of batches."""
-    if not samples:
-        return {}
-    target = data_utils.collate_tokens([sample["target"] for sample in samples], pad)  # (B, L)
-    lengths = torch.tensor([sample["target"].numel() for sample in samples])
-    return {
-        "id": torch.tensor([sample["id"] for sample in samples]),
-        "nsentences": len(samples),
-        "ntokens": int(lengths.sum()),
-        "net_input": {
-            "src_tokens": data_utils.collate_tokens([sample["source"] for sample in samples], pad),
-            "src_lengths": lengths,
-        },
-        "target": target,
-    }
+class TokenDataset(SizedDataset):
+    """Samples of source and target tokens."""
+
+    pad: int
+    targets_only = False  # whether models compute the probabilities of the targets only
+
+    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+        """Batch samples, padded on the right; fairseq passes no samples if a process has run out of batches."""
+        if not samples:
+            return {}
+        source, target = (
+            data_utils.collate_tokens([sample[side] for sample in samples], self.pad) for side in ("source", "target")
+        )  # (B, L)
+        lengths = torch.tensor([sample["target"].numel() for sample in samples])
+        net_input = {"src_tokens": source, "src_lengths": lengths}
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": int(lengths.sum()),
+            "net_input": {**net_input, "target": target} if self.targets_only else net_input,
+            "target": target,
+        }
 
 
 def beginning(batch: Dict[str, Any], length: int) -> Dict[str, Any]:
     """Return the first tokens of a batch's first row as a batch."""
-    net_input, target = batch["net_input"], batch["target"][:1, :length]
-    return {
-        "id": batch["id"][:1],
-        "nsentences": 1,
-        "ntokens": target.numel(),
-        "net_input": {
-            "src_tokens": net_input["src_tokens"][:1, :length],
-            "src_lengths": net_input["src_lengths"][:1].clamp(max=length),
-        },
-        "target": target,
-    }
+    part = apply_to_sample(lambda t: t[:1, :length] if t.dim() == 2 else t[:1], batch)
+    part["net_input"]["src_lengths"] = part["net_input"]["src_lengths"].clamp(max=length)
+    return {**part, "nsentences": 1, "ntokens": part["target"].numel()}
+
+
+class TextDataset(TokenDataset):
+    """Typed texts to continue or score, without `eos` at their ends: sources that start from `eos`, and targets."""
+
+    targets_only = True
+
+    def __init__(self, texts: List[Tensor], pad: int, eos: int):
+        if any((text == pad).any() for text in texts):
+            raise ValueError("a text contains <pad>, which is not a token of texts; remove it")
+        self.texts, self.pad, self.eos = texts, pad, eos
+        self.sizes = np.array([len(text) for text in texts])
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        text = self.texts[index]
+        words = text.ne(self.eos).nonzero()
+        text = text[words[0] : words[-1] + 1] if len(words) else text[:0]
+        source, target = F.pad(text, (1, 0), value=self.eos), F.pad(text, (0, 1), value=self.pad)
+        return {"id": index, "source": source, "target": target}

@@ -1,15 +1,15 @@
 """Training samples: segments of m chunks, with m drawn at random for each segment and epoch (paper, section 4.4)."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 from numpy.random import default_rng
 
-from mega_fairseq.data.batches import SizedDataset, collate, shifted
+from mega_fairseq.data.batches import TokenDataset, shifted
 from mega_fairseq.data.corpus import Corpus
 
 
-class SegmentDataset(SizedDataset):
+class SegmentDataset(TokenDataset):
     """Segments of a corpus: each epoch contains every token once, cut at positions that depend only on (seed, epoch).
 
     So a resumed run sees the same segments. The last segment of a document may be shorter. Sources are the targets
@@ -51,9 +51,6 @@ class SegmentDataset(SizedDataset):
         start, stop = int(self.bounds[index]), int(self.bounds[index + 1])
         place = np.searchsorted(self.documents, start)
         return {"id": index, **shifted(self.corpus, start, stop, self.documents[place] == start, self.eos)}
-
-    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
-        return collate(samples, self.pad)
 
     def ordered_indices(self) -> np.ndarray:
         """Sort by size, so that batches need little padding, and at random among equal sizes.

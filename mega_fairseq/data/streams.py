@@ -5,11 +5,11 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from mega_fairseq.data.batches import SizedDataset, collate, shifted
+from mega_fairseq.data.batches import TokenDataset, shifted
 from mega_fairseq.data.corpus import Corpus
 
 
-class StreamDataset(SizedDataset):
+class StreamDataset(TokenDataset):
     """One sample per stream, of any length: the model reads it in pieces.
 
     A stream starts from `eos` with an empty state, without context from the stream before it.
@@ -27,12 +27,6 @@ class StreamDataset(SizedDataset):
     def __getitem__(self, index: int) -> Dict[str, Any]:
         start, stop = int(self.bounds[index]), int(self.bounds[index + 1])
         return {"id": index, **shifted(self.corpus, start, stop, True, self.eos)}
-
-    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
-        batch = collate(samples, self.pad)
-        if batch and self.targets_only:
-            batch["net_input"]["target"] = batch["target"]
-        return batch
 
     @property
     def longest(self) -> int:

@@ -9,18 +9,6 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 
-def prefixes(tokens: Tensor, dictionary: Dictionary) -> Tensor:
-    """Return prefixes (B, L) without the eos of shorter ones, which would end fairseq's search for that text."""
-    ends, pad = tokens == dictionary.eos(), dictionary.pad()
-    if (ends[:, :-1] & (tokens[:, 1:] != pad)).any():
-        raise ValueError(
-            "a prefix crosses the end of a line, where fairseq's search stops; remove </s> from typed texts, and for "
-            "texts of a corpus give --documents line --valid-block documents, or --prefix-size N for the first N "
-            "tokens of each"
-        )
-    return tokens.masked_fill(ends, pad)
-
-
 def continue_texts(
     generator: SequenceGenerator,
     models: List[BaseFairseqModel],
@@ -34,6 +22,14 @@ def continue_texts(
     longest source of a batch limits the length of all its texts.
     """
     pad, eos, sources = dictionary.pad(), dictionary.eos(), sample["net_input"]["src_tokens"]
+    ends = prefixes == eos
+    if (ends[:, :-1] & (prefixes[:, 1:] != pad)).any():
+        raise ValueError(
+            "a prefix crosses the end of a line, where fairseq's search stops; remove </s> from typed texts, and for "
+            "texts of a corpus give --documents line --valid-block documents, or --prefix-size N for the first N "
+            "tokens of each"
+        )
+    prefixes = prefixes.masked_fill(ends, pad)  # the eos of shorter ones would end fairseq's search for that text
     numbers = sample.get("id", torch.arange(len(sources)))  # fairseq-interactive gives none
     given, lengths = prefixes.ne(pad).sum(1), sources.ne(pad).sum(1)
     kinds = lengths if generator.max_len_a else given.clamp(max=generator.min_len)

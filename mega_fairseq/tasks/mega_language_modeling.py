@@ -21,16 +21,14 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 from torch import Tensor
 
-from mega_fairseq.data.batches import beginning
+from mega_fairseq.data.batches import TextDataset, beginning
 from mega_fairseq.data.corpus import DOCUMENTS, Corpus
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset, parse_valid_block, stream_bounds
-from mega_fairseq.data.texts import TextDataset
 from mega_fairseq.fairseq_options import check_ranges, option, typed
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
-from mega_fairseq.tasks.continuation import continue_texts, prefixes
+from mega_fairseq.tasks.continuation import continue_texts
 from mega_fairseq.tasks.generator import generator_class
-from mega_fairseq.tasks.sequence_group import sequence_group
 
 logger = logging.getLogger(__name__)
 
@@ -321,5 +319,21 @@ class MegaLanguageModelingTask(FairseqTask):
         with torch.no_grad():
             if prefix_tokens is None or not isinstance(generator, SequenceGenerator):
                 return generator.generate(models, sample, prefix_tokens=prefix_tokens, bos_token=eos)
-            given = prefixes(prefix_tokens, self.dictionary)
-            return continue_texts(generator, models, sample, given, self.dictionary)
+            return continue_texts(generator, models, sample, prefix_tokens, self.dictionary)
+
+
+def sequence_group(size: int, for_training: bool) -> Optional[SequenceGroup]:
+    """The group of this process: ranks 0 to size - 1, size to 2 size - 1, ... All processes must call this.
+
+    None if processes do not share sequences. A trained model can also be used in one process.
+    """
+    processes = distributed_utils.get_data_parallel_world_size()
+    if size == 1 or processes == 1 and not for_training:
+        return None
+    if processes % size:
+        raise ValueError(
+            f"--sequence-parallel-size is {size} and does not divide the number of processes, {processes}; give a "
+            "divisor, or a multiple of it as --distributed-world-size"
+        )
+    ranks = [list(range(first, first + size)) for first in range(0, processes, size)]
+    return SequenceGroup(distributed_utils.new_groups(ranks))

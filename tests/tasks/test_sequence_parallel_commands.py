@@ -13,7 +13,7 @@ import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterionConfig
 
 from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
-from mega_fairseq.tasks.sequence_group import sequence_group
+from mega_fairseq.tasks.mega_language_modeling import sequence_group
 from tests.helpers import faults
 from tests.helpers.commands import (
     LIMIT,
