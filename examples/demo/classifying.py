@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 import benchmarks.transformer_classifier  # noqa: F401 - importing it registers fairseq's Transformer
-from mega_fairseq.cli.classify import Scores, classified, read_examples, saliency
+from mega_fairseq.cli.classify import Scores, read_examples, saliency
 from mega_fairseq.cli.output import write_json
 from mega_fairseq.models import MegaClassifier
 
@@ -21,7 +21,7 @@ def main() -> None:
     checkpoint, data, out = map(Path, sys.argv[1:])
     classifier = MegaClassifier.from_pretrained(str(checkpoint.parent), checkpoint.name, str(data))
     examples = read_examples(classifier, "test")
-    scores = Scores(classifier.labels, torch.from_numpy(examples.classes), classified(classifier, examples, 50))
+    scores = Scores(classifier.labels, torch.from_numpy(examples.classes), classifier.probabilities(examples, 50))
 
     def shown(number: int) -> Dict[str, Any]:
         pixels = examples[number]["inputs"][0]

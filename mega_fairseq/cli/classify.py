@@ -13,7 +13,6 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mega_fairseq.cli import UserError, errors_of, is_for_user
 from mega_fairseq.cli.checkpoint import trained
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> None:
     examples = read_examples(classifier, arguments.subset)
     if prefix and examples.classes is None:
         raise UserError(f"{arguments.subset} has no labels, which --out needs; add them, or leave --out out")
-    probabilities = classified(classifier, examples, arguments.batch_size)
+    probabilities = classifier.probabilities(examples, arguments.batch_size, progress=True)
     print(*(shown(classifier.prediction(row)) for row in probabilities), sep="\n")
     if examples.classes is None:
         return
@@ -125,16 +124,6 @@ def _tell_of_other_lengths(length: Optional[int], count: int) -> None:
         print(f"more or fewer numbers than the {length:,} of training examples: {count:,} inputs", file=sys.stderr)
 
 
-def classified(classifier: Classifier, examples: ExampleDataset, batch_size: int) -> Tensor:
-    """The probabilities (N, classes) of all examples."""
-    result = torch.zeros(len(examples), len(classifier.labels))
-    with tqdm(total=len(examples), unit="example", disable=None) as bar:
-        for rows, probabilities in classifier.probabilities(examples, batch_size):
-            result[rows] = probabilities
-            bar.update(len(rows))
-    return result
-
-
 def shown(prediction: Prediction) -> str:
     return f"{prediction.label}\t{prediction.probability:.4f}"
 
@@ -157,7 +146,8 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
                 refused = f"in line {number}: {error}"
                 break
         try:
-            yield from map(shown, classifier.predictions(classifier.examples(inputs), batch_size))
+            for row in classifier.probabilities(classifier.examples(inputs), batch_size):
+                yield shown(classifier.prediction(row))
         except ValueError as error:
             if not is_for_user(error):
                 raise

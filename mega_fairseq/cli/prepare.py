@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mega_fairseq.cli import UserError
-from mega_fairseq.cli.output import plain, write_figure
+from mega_fairseq.cli.output import not_written, plain, write_figure
 
 SPLITS = ("train", "valid", "test")
 HELD_OUT = 200  # digits for validation, and as many for the test
@@ -76,9 +76,7 @@ def new_folder(path: str) -> Iterator[str]:
     except BrokenProcessPool:
         raise UserError("a worker was killed, perhaps for lack of memory; give fewer --workers") from None
     except OSError as error:
-        raise UserError(
-            f"{path} was not written ({error.strerror}); free some space, or choose another folder"
-        ) from None
+        raise not_written(path, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 """Predictions of trained classifiers for new inputs."""
 
 import logging
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from fairseq.utils import apply_to_sample
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from mega_fairseq.data.classification.examples import ExampleDataset
 from mega_fairseq.data.classification.inputs import InMemory
@@ -54,13 +55,7 @@ class Classifier(nn.Module):
                 len(examples),
                 self.task.length,
             )
-        return self.predictions(examples, batch_size)
-
-    def predictions(self, examples: ExampleDataset, batch_size: int = 16) -> List[Prediction]:
-        found = torch.zeros(len(examples), len(self.labels))
-        for rows, probabilities in self.probabilities(examples, batch_size):
-            found[rows] = probabilities
-        return [self.prediction(row) for row in found]
+        return [self.prediction(row) for row in self.probabilities(examples, batch_size)]
 
     def examples(self, inputs: Iterable[Any]) -> ExampleDataset:
         """Inputs as `predict` takes them, if the model can classify them."""
@@ -72,12 +67,13 @@ class Classifier(nn.Module):
         return Prediction(self.labels[best], float(probabilities[best]), dict(zip(self.labels, probabilities.tolist())))
 
     @torch.no_grad()
-    def probabilities(self, examples: ExampleDataset, batch_size: int) -> Iterator[Tuple[List[int], Tensor]]:
-        """Numbers of examples (B,) and the probabilities of their classes (B, classes), batch by batch."""
+    def probabilities(self, examples: ExampleDataset, batch_size: int = 16, progress: bool = False) -> Tensor:
+        """The probabilities (N, classes) of examples; with `progress`, a terminal shows how many are done."""
         check_positive(batch_size=batch_size)
         order = np.argsort(-examples.sizes, kind="stable")  # inputs of similar length need few pads
-        device = next(self.parameters()).device
-        for start in range(0, len(order), batch_size):
+        device, result = next(self.parameters()).device, torch.zeros(len(examples), len(self.labels))
+        starts = range(0, len(order), batch_size)
+        for start in tqdm(starts, unit="example", unit_scale=batch_size, disable=None if progress else True):
             rows = order[start : start + batch_size].tolist()
             net_input = examples.collater([examples[row] for row in rows])["net_input"]
             net_input = apply_to_sample(lambda t: t.to(device), net_input)
@@ -90,7 +86,8 @@ class Classifier(nn.Module):
                     f"the probabilities of example {number} are not finite (NaN): its numbers are too large, or the "
                     "training has diverged; remove the example, or take an earlier checkpoint"
                 )
-            yield rows, found
+            result[rows] = found
+        return result
 
     @staticmethod
     def scores(model: BaseFairseqModel, net_input: Dict[str, Tensor]) -> Tensor:
