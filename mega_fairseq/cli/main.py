@@ -5,7 +5,7 @@ import importlib
 import io
 import os
 import sys
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import mega_fairseq
 from mega_fairseq.cli import UserError, is_for_user
@@ -57,8 +57,21 @@ def finish_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where the options are listed."""
+
+    def error(self, message: str) -> Any:
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # here, since only the parser of the whole line would say so, without the command's name
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="mega-fairseq", description="Tools for the fairseq plugin mega_fairseq.")
+    top = Parser(prog="mega-fairseq", description="Tools for the fairseq plugin mega_fairseq.")
     top.set_defaults(run=run_module)
     top.add_argument("--version", action="version", version=mega_fairseq.__version__)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)

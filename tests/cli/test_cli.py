@@ -17,6 +17,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
 import mega_fairseq
+from mega_fairseq.cli.main import main
 from mega_fairseq.cli.output import quiet_logging
 from mega_fairseq.cli.prepare import stratified
 from mega_fairseq.models import presets as data
@@ -77,6 +78,20 @@ def test_a_mistake_in_the_program_shows_its_traceback(mistake, message, cli, mon
     monkeypatch.setattr("mega_fairseq.cli.main.print_user_dir", lambda arguments: mistake())
     with pytest.raises(ValueError, match=message):
         cli("user-dir")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "mega-fairseq: the following arguments are required: COMMAND; "),
+        (["options", "--none"], "mega-fairseq options: unrecognized arguments: --none; "),
+        (["prepare", "digits", "out", "--none"], "mega-fairseq prepare digits: unrecognized arguments: --none; "),
+    ],
+)
+def test_a_wrong_option_is_named_in_one_line(capsys, words, said):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert capsys.readouterr().err == f"{said}{said.split(':')[0]} --help lists what there is\n"
 
 
 def test_an_error_of_the_library_is_one_sentence(refuses, tmp_path):
