@@ -128,7 +128,11 @@ def read(folder: str) -> Tuple[Options, Dict[str, Tensor]]:
     options["arch"] = options["architectures"][0]
     safe, pickled = (os.path.join(folder, name) for name in (SAFE, PICKLED))
     if os.path.isfile(safe):
-        tensors = _load_safe(safe)
+        safetensors = _safetensors()
+        try:
+            tensors = safetensors.load_file(safe)
+        except Exception:  # of several types
+            raise UserError(f"contains a {SAFE} that is damaged or incomplete; copy or download it again") from None
     elif os.path.isfile(pickled):
         tensors = untrusted.load(pickled, WRITER)
     else:
@@ -136,16 +140,6 @@ def read(folder: str) -> Tuple[Options, Dict[str, Tensor]]:
     tensors = untrusted.model_tensors({"model": tensors}, WRITER)
     untrusted.check_finite({name: t for name, t in tensors.items() if not name.endswith("._float_tensor")})
     return options, tensors
-
-
-def _load_safe(path: str) -> Dict[str, Tensor]:
-    safetensors = _safetensors()
-    with open(path, "rb") as file:
-        content = file.read()
-    try:
-        return safetensors.load(content)
-    except Exception:  # of several types
-        raise UserError(f"contains a {SAFE} that is damaged or incomplete; copy or download it again") from None
 
 
 def _safetensors() -> Any:
