@@ -32,7 +32,7 @@ export class Folder {
 
     /** `read` gives the bytes of a path. */
     static async open(path, kind, read = download) {
-        const config = parsed(path, await read(`${path}/config.json`), kind);
+        const config = await parsed(path, await read(`${path}/config.json`), kind);
         const names = Object.keys(config.files);
         const contents = await Promise.all(names.map((name) => read(`${path}/${name}`)));
         for (const [number, name] of names.entries()) {
@@ -54,16 +54,21 @@ export class Folder {
     }
 }
 
-function parsed(path, bytes, kind) {
-    let config;
+async function parsed(path, bytes, kind) {
+    let text, config;
     try {
-        config = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
+        text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
+        config = JSON.parse(text);
         if (!Number.isInteger(config.format) || typeof config.kind !== "string") throw new TypeError();
     } catch {
         throw new FolderError(`${path}/config.json is damaged; copy the folder again`);
     }
     if (config.format > FORMAT) {
         throw new FolderError(`${path} has format ${config.format} and this page reads ${FORMAT}; take a newer page`);
+    }
+    const { checksum } = config; // of the file without it; earlier versions wrote none
+    if (checksum && (await digest(new TextEncoder().encode(text.replace(checksum, "")))) !== checksum) {
+        throw new FolderError(`${path}/config.json is incomplete or was changed; copy the folder again`);
     }
     if (config.kind !== kind) {
         throw new FolderError(`${path} contains a ${config.kind}; this panel is for a ${kind}`);

@@ -1,7 +1,7 @@
 """Writes the folder of an exported model, which `runtime/` reads without PyTorch and fairseq.
 
 config.json              what it is: sizes, special types, limits, defaults, the half-lives of its EMAs as `mega-fairseq
-                         inspect` shows them, and the hash of each other file
+                         inspect` shows them, the hash of each other file, and its own without that hash
 encoder.onnx, step.onnx  the graphs of a translation model; a language model has step.onnx and text.onnx, a
                          classifier only encoder.onnx
 probe.onnx               of int8: a product of the largest numbers, which shows whether a CPU computes it exactly
@@ -14,7 +14,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
 from fairseq.data import Dictionary
@@ -59,9 +59,16 @@ class Writer:
             shutil.copyfile(pieces, self.folder / "pieces.model")
         files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(self.folder.iterdir())}
         head = {"format": FORMAT, "exporter": mega_fairseq.__version__, "number_format": self.number_format}
-        config = {**head, **config, "half_lives": half_lives.of_states(model)["half_lives"], "files": files}
-        text = json.dumps(config, indent=1, ensure_ascii=False)
-        (self.folder / "config.json").write_text(text + "\n", encoding="utf-8")
+        lives = half_lives.of_states(model)["half_lives"]
+        write_config(self.folder, {**head, **config, "half_lives": lives, "files": files})
+
+
+def write_config(folder: Path, config: Dict[str, Any]) -> None:
+    """Writes config.json with the hash of its own text, from which that hash is left out."""
+    text = json.dumps({**config, "checksum": ""}, indent=1, ensure_ascii=False) + "\n"
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    text = text.replace('"checksum": ""', f'"checksum": "{checksum}"')
+    (folder / "config.json").write_text(text, encoding="utf-8")
 
 
 def probe_graph(g: Graph) -> None:
@@ -81,8 +88,12 @@ def write_translation(
     pieces: Optional[Path] = None,
     documents: Optional[Dict[str, Any]] = None,
     separators: Optional[tuple] = None,
+    languages: Optional[Sequence[str]] = None,
 ) -> None:
-    """`documents` are options of --task mega_document_translation, for models of windows of several lines."""
+    """`documents` are options of --task mega_document_translation, for models of windows of several lines.
+
+    `languages` are those of the source and the target.
+    """
     encoder, decoder = model.encoder, model.decoder
     refusals.check(encoder, decoder)
     limits = limits_of(model)
@@ -111,6 +122,7 @@ def write_translation(
         }
     config = {
         "kind": "translation model",
+        "languages": languages,
         "special": special,
         "text": {"source": "source.txt", "target": "target.txt", "kind": "words" if pieces is None else "pieces"},
         "decoder_chunk": decoder.layers[0].mixer.config.chunk_size,

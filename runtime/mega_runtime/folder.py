@@ -23,9 +23,18 @@ def check_count(name: str, value: Any) -> None:
 
 
 class Folder:
-    """An exported model. `exact_products` forces the form of products in 8 bits; by default a product is tried."""
+    """An exported model of this kind, or of any.
 
-    def __init__(self, path: Union[str, Path], kind: str, threads: int = 1, exact_products: Optional[bool] = None):
+    `exact_products` forces the form of products in 8 bits; by default a product is tried.
+    """
+
+    def __init__(
+        self,
+        path: Union[str, Path],
+        kind: Optional[str] = None,
+        threads: int = 1,
+        exact_products: Optional[bool] = None,
+    ):
         check_count("threads", threads)
         self.path, self.threads = Path(path), threads
         self.config = self._read_config(kind)
@@ -34,11 +43,13 @@ class Folder:
         if self.config["number_format"] == "int8":
             self.slower_products = not self._products_are_exact() if exact_products is None else exact_products
 
-    def _read_config(self, kind: str) -> Dict[str, Any]:
+    def _read_config(self, kind: Optional[str]) -> Dict[str, Any]:
         path = self.path / "config.json"
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
+            content = path.read_bytes()
+            config = json.loads(content.decode())
             number, found = int(config["format"]), str(config["kind"])
+            checksum = str(config.get("checksum", ""))  # of the file without it; earlier versions wrote none
         except OSError as error:
             raise FolderError(
                 f"{path} cannot be read ({error.strerror}); give a folder that mega-fairseq export wrote"
@@ -49,7 +60,9 @@ class Folder:
             raise FolderError(
                 f"{self.path} has format {number} and this mega_runtime reads {FORMAT}; install a newer mega_runtime"
             )
-        if found != kind:
+        if checksum and hashlib.sha256(content.replace(checksum.encode(), b"")).hexdigest() != checksum:
+            raise FolderError(f"{path} is incomplete or was changed; copy the folder again")
+        if found != (kind or found):
             raise FolderError(f"{self.path} contains a {found}; give the folder of a {kind}")
         return config
 

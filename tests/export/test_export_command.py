@@ -66,6 +66,7 @@ def test_a_translation_model_translates_as_fairseq_generate(translation, tmp_pat
     assert "same hypotheses 4 of 4" in said or number_format == "int8"
     config = config_of(folder)
     assert config["differences"]["rms"] < {"float32": 1e-5, "int8": 0.1}[number_format]
+    assert config["languages"] == ["de", "en"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     said = fairseq("generate", translation.data, *GENERATION, "--path", translation.last, "--nbest=4")
     expected = {}

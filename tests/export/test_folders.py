@@ -86,6 +86,23 @@ def test_a_damaged_config_is_named(change, copied):
     refused(lambda: reader(folder), path, "is damaged", "copy the folder again")
 
 
+@pytest.mark.parametrize(("one", "other"), [("200", "201"), ('"beam": 5', '"beam": 4'), ("\n ", "\n"), ("}\n", "}")])
+def test_a_changed_config_is_named(one, other, copied):
+    folder, reader = copied("translation")
+    text = (folder / "config.json").read_text()
+    assert one in text
+    (folder / "config.json").write_text(text.replace(one, other))
+    refused(lambda: reader(folder), folder / "config.json", "incomplete or was changed", "copy the folder again")
+
+
+def test_a_config_of_earlier_versions_has_no_checksum_of_itself(copied):
+    folder, reader = copied("translation")
+    config = json.loads((folder / "config.json").read_text())
+    del config["checksum"]
+    (folder / "config.json").write_text(json.dumps(config))
+    reader(folder)
+
+
 def test_a_newer_format_asks_for_a_newer_runtime(copied):
     folder, reader = copied("translation")
     config = json.loads((folder / "config.json").read_text())
