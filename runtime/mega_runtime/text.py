@@ -74,8 +74,11 @@ class Types:
 END = re.compile(
     r"""([.!?\u2026]+['"\u2019\u201d\u201c\u00bb)\]]*)(\s+)(?=['"\u2018\u201c\u201e\u00ab(\[]*[^\W_a-z])"""
 )
-BEFORE_NAMES = re.compile(
-    r"(?:^|\W)(?:[^\W\d_]|[Mm]rs?|[Mm]s|[Dd]r|[Pp]rof|[Ss]t|[Nn]o|[Nn]r|[Vv]gl|[Bb]zw|[Cc]a|vs|etc|e\.g|i\.e|z\.B|d\.h)\.$"
+# What ends with a full stop within a sentence: initials, abbreviations, and whole numbers of one or two digits, which
+# are German ordinals ("am 3. Oktober") or count points. Longer numbers, such as years, end sentences.
+WITHIN = re.compile(
+    r"(?:(?:^|\W)(?:[^\W\d_]|[Mm]rs?|[Mm]s|[Dd]r|[Pp]rof|[Ss]t|[Nn]o|[Nn]r|[Vv]gl|[Bb]zw|[Cc]a|vs|etc|e\.g|i\.e|z\.B|d\.h)"
+    r"|(?:^|\s)\d{1,2})\.$"
 )
 
 
@@ -88,8 +91,8 @@ def sentences(paragraph: str) -> List[Sentence]:
     """Cuts a paragraph behind the ends of its sentences; joined again, they are the paragraph."""
     found, start = [], 0
     for end in END.finditer(paragraph):
-        if end.group(1) == "." and BEFORE_NAMES.search(paragraph[start : end.end(1)]):
-            continue  # an abbreviation, or the initial of a name
+        if end.group(1) == "." and WITHIN.search(paragraph[start : end.end(1)]):
+            continue
         found.append(Sentence(paragraph[start : end.end(1)], end.group(2)))
         start = end.end()
     return [*found, Sentence(paragraph[start:], "")] if start < len(paragraph) or not found else found

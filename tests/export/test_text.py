@@ -64,6 +64,11 @@ def test_types_that_are_not_known_are_unknown():
         ("J. S. Bach lived. So what", [("J. S. Bach lived.", " "), ("So what", "")]),
         ("It cost 3.50 euros. e.g. this", [("It cost 3.50 euros. e.g. this", "")]),
         ("Am Tag, z.B. Um 9.", [("Am Tag, z.B. Um 9.", "")]),
+        ("Am 3. Oktober 1990. Im 19. Jh.", [("Am 3. Oktober 1990.", " "), ("Im 19. Jh.", "")]),
+        (
+            "1. Eat. It cost \u20ac5. They ate 128. Ok",
+            [("1. Eat.", " "), ("It cost \u20ac5.", " "), ("They ate 128.", " "), ("Ok", "")],
+        ),
         ("Wait\u2026 What?! (Really?) Yes", [("Wait\u2026", " "), ("What?!", " "), ("(Really?)", " "), ("Yes", "")]),
     ],
 )
