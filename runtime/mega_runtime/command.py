@@ -1,36 +1,30 @@
 """The command `mega-runtime`: text from standard input, or a file, to standard output."""
 
 import argparse
+import math
 import sys
 import time
 from itertools import groupby
-from typing import Any, Iterable, Iterator, List, Optional, Sequence, TextIO
+from typing import Any, Iterable, Iterator, List, Optional, Sequence
 
 import mega_runtime
 from mega_runtime.classifier import Classifier
+from mega_runtime.folder import Folder
 from mega_runtime.language_model import LanguageModel
 from mega_runtime.translator import Translator, in_order
 
 
-class Progress:
-    """Counts on stderr, on one line of a terminal that it writes again; a file gets nothing but the last count."""
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where the options are listed."""
 
-    def __init__(self, unit: str, stream: TextIO):
-        self.unit, self.stream, self.start, self.shown, self.count = unit, stream, time.monotonic(), 0.0, 0
+    def error(self, message: str) -> Any:
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
 
-    def add(self) -> None:
-        self.count += 1
-        now = time.monotonic()
-        if self.stream.isatty() and now - self.shown > 0.2:
-            self.shown = now
-            self.stream.write(f"\r{self._text(now)}")
-            self.stream.flush()
-
-    def end(self) -> None:
-        self.stream.write("\r" * self.stream.isatty() + self._text(time.monotonic()) + "\n")
-
-    def _text(self, now: float) -> str:
-        return f"{self.count:,} {self.unit} in {now - self.start:.1f} s"
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # here, since only the parser of the whole line would say so, without the command's name
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -52,15 +46,16 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="mega-runtime", description="Runs models that mega-fairseq export wrote.")
+    top = Parser(prog="mega-runtime", description="Runs models that mega-fairseq export wrote.")
     top.add_argument("--version", action="version", version=mega_runtime.__version__)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def add(name: str, about: str, run: Any) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
         command.add_argument("folder", metavar="FOLDER", help="folder that mega-fairseq export wrote")
-        command.add_argument("--threads", type=int, default=1, metavar="N", help="(default: %(default)s)")
-        command.add_argument("--input", metavar="FILE", help="read this file (default: standard input)")
+        if run is not run_info:
+            command.add_argument("--threads", type=int, default=1, metavar="N", help="(default: %(default)s)")
+            command.add_argument("--input", metavar="FILE", help="read this file (default: standard input)")
         command.set_defaults(run=run)
         return command
 
@@ -73,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     for name, kind, about in (
         ("beam", int, "hypotheses that are followed at once"),
         ("lenpen", float, "above 1 favours longer translations"),
+        ("unkpen", float, "taken from the score of each unknown word"),
         ("max-len-a", float, "a translation has at most a n + b tokens for n of the source"),
         ("max-len-b", int, "see --max-len-a"),
         ("min-len", int, "a translation has at least so many tokens"),
@@ -96,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
 
     add("score", "write the bits per token and the number of tokens of each line", run_score)
     add("classify", "write the class of each line, and its probability", run_classify)
+    add("info", "print what a folder contains, after a check of its files", run_info)
     return top
 
 
@@ -103,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_translate(args: argparse.Namespace) -> None:
-    given = {name: getattr(args, name) for name in ("beam", "lenpen", "max_len_a", "max_len_b", "min_len")}
+    given = {name: getattr(args, name) for name in ("beam", "lenpen", "unkpen", "max_len_a", "max_len_b", "min_len")}
     options = {name: value for name, value in given.items() if value is not None}
     buffer_size = args.buffer_size or (1 if args.input is None and sys.stdin.isatty() else 1000)
     translator = Translator(args.folder, args.threads, args.batch_tokens, buffer_size, args.pieces, **options)
@@ -111,18 +108,23 @@ def run_translate(args: argparse.Namespace) -> None:
         raise ValueError(f"--nbest is {args.nbest}; give a number from 1 to --beam, {translator.options.beam}")
     if (args.paragraphs or args.documents) and (args.nbest > 1 or args.scores):
         raise ValueError("--nbest and --scores are for lines; leave them out, or --paragraphs and --documents")
-    progress, lines = Progress("lines", sys.stderr), read_lines(args.input)
+    lines = read_lines(args.input)
     if args.documents:
         written: Iterable[str] = _documents(translator, lines)
     elif args.paragraphs:
         written = translator.stream_paragraphs(lines)
     else:
         written = _lines(translator, lines, args)
-    for text in written:
+    count, start, shown = 0, time.monotonic(), 0.0
+    again = "\r" * sys.stderr.isatty()  # a terminal shows the count on one line that is written again
+    for count, text in enumerate(written, 1):
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-        progress.add()
-    progress.end()
+        now = time.monotonic()
+        if again and now - shown > 0.2:
+            shown = now
+            print(f"{again}{count:,} lines in {now - start:.1f} s", end="", file=sys.stderr, flush=True)
+    print(f"{again}{count:,} lines in {time.monotonic() - start:.1f} s", file=sys.stderr)
 
 
 def _lines(translator: Translator, lines: Iterator[str], args: argparse.Namespace) -> Iterator[str]:
@@ -186,6 +188,34 @@ def run_classify(args: argparse.Namespace) -> None:
         except ValueError as error:
             raise ValueError(f"line {number:,}: {error}") from None
         print(f"{prediction.label}\t{prediction.probability:.4f}", flush=True)
+
+
+def run_info(args: argparse.Namespace) -> None:
+    folder = Folder(args.folder)
+    config, inputs, text = folder.config, folder.config.get("inputs"), folder.config.get("text")
+    size = sum((folder.path / name).stat().st_size for name in config["files"])
+    about = {
+        "kind": config["kind"],
+        "format": f"{config['format']}, written by mega_fairseq {config['exporter']}",
+        "weights": f"{config['number_format']}, {size / 1e6:.1f} MB in {len(config['files'])} files",
+    }
+    if inputs is not None:
+        numbers = f" of type {inputs['number_type']}" if inputs["kind"] == "values" else ""
+        about["inputs"] = f"{'pairs of ' * inputs['pairs']}{inputs['kind']}{numbers}, at most {inputs['longest']:,}"
+        about["classes"] = ", ".join(config["classes"])
+    if text is not None:
+        sides = [side for side in ("source", "target") if side in text]
+        if config.get("languages") is not None:  # of a translation model; earlier versions did not store them
+            about["languages"] = " to ".join(config["languages"])
+        about["text"] = f"{text['kind']}; types: " + ", ".join(f"{len(folder.types(text[s])):,} ({s})" for s in sides)
+        about["limits"] = "tokens: " + ", ".join(f"{config['limits'][side]:,} ({side})" for side in sides)
+        if config.get("documents") is not None:
+            about["documents"] = f"in windows of at most {config['documents']['window_tokens']:,} tokens"
+    for name in ("median", "max"):
+        values = sorted(math.inf if row[name] is None else row[name] for row in config["half_lives"])
+        about[f"half-lives, {name}"] = f"{values[0]:,.1f} to {values[-1]:,.1f} tokens in {len(values)} EMAs"
+    for name, value in about.items():
+        print(f"{name:18} {value}")
 
 
 def parsed(model: Classifier, line: str) -> Any:

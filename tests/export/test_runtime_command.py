@@ -99,6 +99,7 @@ def test_options_are_those_of_the_search(command):
     expected = [line.text for line in model().translate(LINES, **options)]
     assert expected != [line.text for line in model().translate(LINES)]
     assert command("translate", folder(), *words, text=text_of(LINES))[1] == text_of(expected)
+    assert "<unk>" in command("translate", folder(), "--unkpen=-20", text="w1\n")[1]
 
 
 def test_as_many_hypotheses_of_each_line_with_scores(command):
@@ -184,10 +185,39 @@ def test_wrong_folders_are_refused(refuses, tmp_path):
 
 
 def test_usage(command):
-    code, _, err = command()
-    assert (code, "usage: mega-runtime" in err) == (2, True)
     assert command("--version")[0] == 0
     assert "--threads" in command("translate", "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "mega-runtime: the following arguments are required: COMMAND; "),
+        (["translate", "x", "--beams=2"], "mega-runtime translate: unrecognized arguments: --beams=2; "),
+        (["translate", "x", "--beam=two"], "mega-runtime translate: argument --beam: invalid int value: 'two'; "),
+    ],
+)
+def test_a_wrong_option_is_named_in_one_line(command, words, said):
+    code, out, err = command(*words)
+    program = said.split(":")[0]
+    assert (code, out, err) == (2, "", f"{said}{program} --help lists what there is\n")
+
+
+def test_a_folder_is_described(command, refuses, tmp_path):
+    ours = documents(ends=2.0, cross_attention_positions="sentence", **CHUNKS)[2]
+    kinds = {
+        folder(): ["translation model", "float32", "8,192 (target)"],
+        ROOT / "pretrained/bible-en-de": ["en to de", "int8", "pieces; types: ", "at most 1,024 tokens"],
+        ours.folder.path: ["translation model", "in windows of at most 60 tokens"],
+        language()[1].folder.path: ["language model", "words; types: 40 (target)"],
+        exported_classifier("values", "uint8"): ["classifier", "values of type uint8", "a, b, c"],
+        exported_classifier("tokens", pairs=True): ["pairs of tokens"],
+    }
+    for path, words in kinds.items():
+        code, said, err = command("info", path)
+        assert (code, err) == (0, "")
+        assert not [word for word in [*words, "half-lives, median", "format             1, "] if word not in said], said
+    refuses("info", tmp_path, words=["config.json", "No such file"])
 
 
 def test_a_reader_that_stops_ends_the_command_quietly(outside):
