@@ -271,20 +271,12 @@ class Record:
     def __init__(self, prefix: str, origin: Dict[str, Dict[str, Any]], force: bool = False):
         self.prefix, self.origin, self.force = prefix, origin, force
         self._points: Dict[Tuple[int, str], Point] = {}
-        before = self._known()
+        before = self._read()
         self._discarded = set(before.values()) if force else set()
         self._points = {} if force else before
 
-    def _known(self) -> Dict[Tuple[int, str], Point]:
-        """The points in PREFIX.json; none in a file that the first point is to replace."""
-        try:
-            return self._read()
-        except UserError:
-            if self.force and not self._points:
-                return {}
-            raise
-
     def _read(self) -> Dict[Tuple[int, str], Point]:
+        """The points in PREFIX.json; none in a file that the first point is to replace."""
         path = f"{self.prefix}.json"
         if not os.path.exists(path):
             return {}
@@ -295,13 +287,14 @@ class Record:
             other = [part for part in OTHER if content[part]["fingerprint"] != self.origin[part]["fingerprint"]]
             places = [content[part]["path"] for part in other]
         except (KeyError, RecursionError, TypeError, ValueError):
-            raise UserError(f"{path} was not written by a sweep; give another --out, or --force") from None
-        if other:
-            raise UserError(
-                f"{path} contains results of {OTHER[other[0]]} ({places[0]}, compared by content); give another --out, "
-                "or --force to replace it"
-            )
-        return {(point.chunk, point.cut): point for point in points}
+            problem = "was not written by a sweep"
+        else:
+            if not other:
+                return {(point.chunk, point.cut): point for point in points}
+            problem = f"contains results of {OTHER[other[0]]} ({places[0]}, compared by content)"
+        if self.force and not self._points:
+            return {}
+        raise UserError(f"{path} {problem}; give another --out, or --force to replace it")
 
     @property
     def points(self) -> List[Point]:
@@ -319,7 +312,7 @@ class Record:
         try:
             with contextlib.suppress(OSError):
                 fcntl.flock(folder, fcntl.LOCK_EX)
-            others = {key: point for key, point in self._known().items() if point not in self._discarded}
+            others = {key: point for key, point in self._read().items() if point not in self._discarded}
             self._points = {**others, **self._points}
             yield
         finally:

@@ -98,14 +98,13 @@ def _merges(path: str) -> Optional[List[str]]:
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().split("\n")
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"has a {os.path.basename(path)} beside it that cannot be read ({error}); get it again"
-        ) from None
-    merges = [line for line in lines[lines[0].startswith("#version") :] if line]
-    if any(len(line.split(" ")) != 2 for line in merges):
-        raise UserError(f"has a {os.path.basename(path)} beside it with lines that are not pairs; get it again")
-    return merges
+        merges = [line for line in lines[lines[0].startswith("#version") :] if line]
+        if all(len(line.split(" ")) == 2 for line in merges):
+            return merges
+        error: Any = "its lines are not pairs"
+    except (OSError, ValueError) as caught:
+        error = caught
+    raise UserError(f"has a {os.path.basename(path)} beside it that cannot be read ({error}); get it again")
 
 
 def fairseq_files(vocabulary: Vocabulary) -> Dict[str, bytes]:

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Dict, Iterable, List, NamedTuple, Set, Tuple
+from typing import Dict, List, NamedTuple, Set, Tuple
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.prepare import SPLITS, new_folder, write_lines
@@ -25,11 +25,6 @@ class Documents(NamedTuple):
 
     ids: List[str]
     sides: Dict[str, List[str]]  # the lines of each language
-
-    def part(self, lines: Iterable[int]) -> "Documents":
-        chosen = list(lines)
-        sides = {language: [side[line] for line in chosen] for language, side in self.sides.items()}
-        return Documents([self.ids[line] for line in chosen], sides)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -191,10 +186,12 @@ def hold_out(documents: Documents, borders: List[int], seed: int) -> Dict[str, D
     Random(f"documents {seed}").shuffle(order)
     share = max(1, total // 20)
     parts = {"train": order[2 * share :], "valid": order[:share], "test": order[share : 2 * share]}
-    return {
-        split: documents.part(line for number in sorted(chosen) for line in range(*borders[number : number + 2]))
-        for split, chosen in parts.items()
-    }
+    splits = {}
+    for split, chosen in parts.items():
+        lines = [line for number in sorted(chosen) for line in range(*borders[number : number + 2])]
+        sides = {language: [side[line] for line in lines] for language, side in documents.sides.items()}
+        splits[split] = Documents([documents.ids[line] for line in lines], sides)
+    return splits
 
 
 def report(split: str, documents: Documents) -> None:
