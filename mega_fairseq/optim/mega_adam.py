@@ -129,7 +129,9 @@ class FusedAdam(Adam):
         )
         for p, number in zip(weights, numbers):
             if number in state_dict["state"]:
-                state = {name: _moved(value, p) for name, value in state_dict["state"][number].items()}
+                state = dict(state_dict["state"][number])
+                tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+                state.update({name: t.to(p.device, torch.float32, copy=True) for name, t in tensors.items()})
                 if "master" in state and not torch.equal(state["master"].to(p.dtype), p):
                     del state["master"]  # the weights are others, as after averaging checkpoints
                 self.state[p] = state
@@ -137,7 +139,3 @@ class FusedAdam(Adam):
 
 def _is_half(t: Tensor) -> bool:
     return t.dtype in (torch.float16, torch.bfloat16)
-
-
-def _moved(value: Any, p: Tensor) -> Any:
-    return value.to(p.device, torch.float32, copy=True) if isinstance(value, Tensor) else value

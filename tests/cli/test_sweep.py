@@ -149,11 +149,13 @@ def test_json_csv_table_and_figure_agree(sweep, tmp_path):
 # -------------------------------------------------------------------------------------------- resuming
 
 
-def test_a_killed_sweep_resumes(sweep_folder, sweep, tmp_path):
+def test_a_killed_sweep_resumes_and_leaves_no_figure_of_other_points(sweep_folder, sweep, tmp_path):
+    sweep("--chunks=2")
     arguments = ["--chunks=4,8", "--streams=3,1"]
     files = [sweep_folder / "rotary.pt", sweep_folder / "data", "--out", tmp_path / "out", "--cpu"]
-    process = Running("mega-fairseq", "sweep", *files, *arguments, fault=killed_after_a_point)
+    process = Running("mega-fairseq", "sweep", *files, *arguments, "--force", fault=killed_after_a_point)
     assert process.wait()[0] == -signal.SIGKILL
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json"]
     before = points(tmp_path / "out.json")
     assert list(before) == [(4, "splits:3")]
     code, _, err = sweep(*arguments)
@@ -200,14 +202,6 @@ def test_results_of_another_sweep_are_kept_until_forced_ones_replace_them(sweep,
     assert (tmp_path / "out.json").read_bytes() == before
     assert sweep("--chunks=4", *words, "--force", **how)[0] == 0
     assert list(points(tmp_path / "out.json")) == [(4, "splits:1")]
-
-
-def test_a_killed_sweep_leaves_no_figure_of_other_points(sweep_folder, sweep, tmp_path):
-    sweep("--chunks=8")
-    words = ["sweep", sweep_folder / "rotary.pt", sweep_folder / "data", "--out", tmp_path / "out", "--cpu", "--force"]
-    process = Running("mega-fairseq", *words, "--chunks=4,2", fault=killed_after_a_point)
-    assert process.wait()[0] == -signal.SIGKILL
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json"]
 
 
 def test_later_sweeps_of_copies_add_to_the_same_files(sweep_folder, sweep, edited, tmp_path):

@@ -39,7 +39,8 @@ def load(path: str, writer: str) -> Any:
             raise UserError(f"is a TorchScript program and was not executed; give a checkpoint that {writer} wrote")
         try:
             _check_records(file)
-            with _allow_only(_plain_containers()):
+            # Besides torch's: arrays, and a Namespace of options without a dataclass, which fairseq-train saves.
+            with _allow_only([argparse.Namespace, *of_numpy(_Ignored, _Ignored, _Ignored)]):
                 return torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             requested = re.search(r"(?:GLOBAL|function|class) ([\w.]+\.[\w.]+)", str(error))
@@ -122,8 +123,3 @@ class _Ignored:
 
     def __setstate__(self, state: Any) -> None:
         pass
-
-
-def _plain_containers() -> List[Any]:
-    """Types that fairseq-train saves besides torch's: arrays, and a Namespace of options without a dataclass."""
-    return [argparse.Namespace, *of_numpy(_Ignored, _Ignored, _Ignored)]

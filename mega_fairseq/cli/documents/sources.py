@@ -32,7 +32,13 @@ def run(arguments: argparse.Namespace) -> None:
     splits = {name: read(name, files, arguments.boundaries) for name, files in find_files(arguments).items()}
     borders = {name: document_borders(documents.ids, f"the ids of {name}") for name, documents in splits.items()}
     for name, documents in splits.items():
-        check_separator(name, documents, separator)
+        for language, lines in documents.sides.items():
+            for number, line in enumerate(lines, 1):
+                if separator in line:
+                    raise UserError(
+                        f"line {number:,} of {name}.{language} (without blank lines) contains {separator}, which will "
+                        "separate the lines of a document; remove it, or choose another --separator"
+                    )
     if not set(splits) <= set(SPLITS):
         ((name, documents),) = splits.items()
         splits = hold_out(documents, borders[name], arguments.seed)
@@ -163,16 +169,6 @@ def read_wmt(name: str, files: List[Path]) -> Documents:
 
 
 # ------------------------------------------------------------------------------------- splits and report
-
-
-def check_separator(name: str, documents: Documents, separator: str) -> None:
-    for language, lines in documents.sides.items():
-        for number, line in enumerate(lines, 1):
-            if separator in line:
-                raise UserError(
-                    f"line {number:,} of {name}.{language} (without blank lines) contains {separator}, which will "
-                    "separate the lines of a document; remove it, or choose another --separator"
-                )
 
 
 def hold_out(documents: Documents, borders: List[int], seed: int) -> Dict[str, Documents]:
