@@ -211,8 +211,9 @@ def run_info(args: argparse.Namespace) -> None:
         about["limits"] = "tokens: " + ", ".join(f"{config['limits'][side]:,} ({side})" for side in sides)
         if config.get("documents") is not None:
             about["documents"] = f"in windows of at most {config['documents']['window_tokens']:,} tokens"
-    for name in ("median", "max"):
-        values = sorted(math.inf if row[name] is None else row[name] for row in config["half_lives"])
+    lives = config.get("half_lives")  # which earlier versions did not store
+    for name in ("median", "max") if lives else ():
+        values = sorted(math.inf if row[name] is None else row[name] for row in lives)
         about[f"half-lives, {name}"] = f"{values[0]:,.1f} to {values[-1]:,.1f} tokens in {len(values)} EMAs"
     for name, value in about.items():
         print(f"{name:18} {value}")
