@@ -50,6 +50,14 @@ def train(data, folder, *options, model=ROTARY):
     return fairseq("train", data, *DOCUMENTS, *model, "--save-dir", folder, *options)
 
 
+@pytest.fixture(scope="module")
+def trained(bible, tmp_path_factory):
+    """The folder of a model after two updates."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(bible, folder, "--max-update=2", "--valid-window-tokens=1000")
+    return folder
+
+
 def losses(said):
     return {record["num_updates"]: record["loss"] for record in records(said, "train_inner")}
 
@@ -93,16 +101,16 @@ def test_commands_translate_every_line_of_the_test_documents(data, tmp_path, mod
         assert "half-lives" in said
 
 
-def test_from_pretrained_translates_documents_like_fairseq_generate(data, tmp_path):
-    train(data, tmp_path, "--max-update=2", "--valid-window-tokens=200")
+def test_from_pretrained_translates_documents_like_fairseq_generate(data, trained, tmp_path):
     text = (data.parent / "test.en").read_text().splitlines()
     data = shutil.copytree(data, tmp_path / "bin")
     (data / "test.docs").write_text("a\n" * 3 + "b\n" * (len(text) - 3))
-    said = fairseq("generate", data, *TASK, *CPU, "--path", tmp_path / "checkpoint_last.pt", "--window-tokens=200")
+    said = fairseq("generate", data, *TASK, *CPU, "--path", trained / "checkpoint_last.pt", "--window-tokens=200")
     windows = dict(lines(said, "D"))
     expected = [line for number in sorted(windows) for line in windows[number].split("\t")[1].split(" <sep> ")]
     documents, translated = ([part[:3], part[3:]] for part in (text, expected))
-    hub = MegaTransformerModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data))
+    load = functools.partial(MegaTransformerModel.from_pretrained, str(trained), "checkpoint_last.pt", str(data))
+    hub = load(valid_window_tokens=200)
     assert hub.translate_documents(iter(document) for document in documents) == translated
     documents[0].insert(1, " ")
     translated[0].insert(1, "")
@@ -119,7 +127,7 @@ def test_from_pretrained_translates_documents_like_fairseq_generate(data, tmp_pa
     for text in ("a b", ["a b", "b a"]):
         with pytest.raises(TypeError, match="a list of lines"):
             hub.translate_documents(text)
-    free = MegaTransformerModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data), sentence_counts="free")
+    free = load(sentence_counts="free")
     with pytest.raises(ValueError, match="--sentence-counts exact"):
         free.translate_documents(documents)
 
@@ -134,9 +142,8 @@ def assert_counts(sources, said):
         assert all(map(str.strip, found))
 
 
-def test_attention_on_the_aligned_line_is_measured(data, tmp_path):
-    train(data, tmp_path, "--max-update=3", "--valid-window-tokens=1000")
-    printed = benchmark("attention_by_line.py", tmp_path / "checkpoint_last.pt", data, "test")
+def test_attention_on_the_aligned_line_is_measured(data, trained):
+    printed = benchmark("attention_by_line.py", trained / "checkpoint_last.pt", data, "test")
     rows = {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in printed.splitlines()[-5:])}
     english, german = ((data.parent / f"test.{language}").read_text().splitlines() for language in ("en", "de"))
     sizes = [len(line.split()) + 1 for line in english]
