@@ -15,10 +15,11 @@ from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.decoder import MegaDecoder
 from mega_fairseq.models.embedding import token_embedding
 from mega_fairseq.models.encoder import MegaEncoder
-from mega_fairseq.models.options import DecoderOptions, EncoderOptions, choices, mirror
+from mega_fairseq.models.options import DecoderOptions, EncoderOptions, mirror
 from mega_fairseq.models.same_model import check_start
 from mega_fairseq.models.source_use import SourceUse
 from mega_fairseq.modules import MIXERS, GatedCrossAttentionConfig
+from mega_fairseq.modules.cross_attention import POSITIONS
 
 
 @dataclass
@@ -30,9 +31,7 @@ class MegaTransformerConfig(EncoderOptions, DecoderOptions):
     )
     encoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all encoder layers")
     decoder_token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all decoder layers")
-    cross_attention_positions: choices(GatedCrossAttentionConfig, "positions") = mirror(
-        GatedCrossAttentionConfig, "positions", "token"
-    )
+    cross_attention_positions: ChoiceEnum(list(POSITIONS)) = mirror(GatedCrossAttentionConfig, "positions", "token")
     cross_attention_window: int = mirror(GatedCrossAttentionConfig, "window", -1, "; -1 for all lines", least=-1)
     # options of the translation task
     max_source_positions: int = option(

@@ -23,12 +23,6 @@ from mega_fairseq.modules import (
 )
 from mega_fairseq.modules.config import ModuleConfig
 from mega_fairseq.modules.feed_forward import FEED_FORWARD_ACTIVATIONS
-from mega_fairseq.modules.mixers.aft import AFTConfig
-from mega_fairseq.modules.mixers.gau import GAUConfig
-from mega_fairseq.modules.mixers.gmlp import GatedMLPConfig
-from mega_fairseq.modules.mixers.megalodon import MegalodonConfig
-from mega_fairseq.modules.mixers.multi_head import AttentionConfig
-from mega_fairseq.modules.mixers.sparse import SparseConfig
 from mega_fairseq.modules.normalization import BATCH_NORMS, NORMS
 from mega_fairseq.modules.projection import INITS
 from mega_fairseq.ops.activations import ACTIVATIONS
@@ -40,11 +34,6 @@ logger = logging.getLogger(__name__)
 def mirror(config: Type[ModuleConfig], name: str, default: Any, note: str = "", **stated: Any) -> Any:
     """The option that sets a field of a module's config, with the help text of that field."""
     return option(default, config.metadata(name)["help"] + note, **stated)
-
-
-def choices(config: Type[ModuleConfig], name: str) -> Type[Enum]:
-    """The type of an option that sets a field with these choices."""
-    return ChoiceEnum(list(config.metadata(name)["choices"]))
 
 
 @dataclass
@@ -184,55 +173,33 @@ class SideOptions:
     layerdrop: float = option(
         0.0, "probability of leaving out each layer in a training step", least=0, below=1, change=ALWAYS
     )
-    token_shift: bool = mirror(GatedAttentionConfig, "token_shift", False)
-    two_hop: bool = mirror(FeedForwardConfig, "two_hop", False)
-    ffn_rescale: bool = mirror(FeedForwardConfig, "rescale", False)
-    # of other token mixers
-    attention_heads: int = mirror(AttentionConfig, "heads", 8)
-    rotary_dims: int = mirror(AttentionConfig, "rotary_dims", 0)
-    talking_heads: bool = mirror(AttentionConfig, "talking_heads", False)
-    time_weight: choices(AttentionConfig, "time_weight") = mirror(AttentionConfig, "time_weight", "none")
-    time_alpha: bool = mirror(AttentionConfig, "alpha", False)
-    time_beta: bool = mirror(AttentionConfig, "beta", False)
-    time_gamma: bool = mirror(AttentionConfig, "gamma", False)
-    gau_attention_fn: choices(GAUConfig, "attention") = mirror(GAUConfig, "attention", "relu2")
-    gau_scale: choices(GAUConfig, "scale") = mirror(GAUConfig, "scale", "outer")
-    gmlp_expansion: int = mirror(GatedMLPConfig, "expansion", 2)
-    gmlp_value_norm: bool = mirror(GatedMLPConfig, "value_norm", False)
-    gmlp_spatial_bias: bool = mirror(GatedMLPConfig, "spatial_bias", False)
-    aft_form: choices(AFTConfig, "form") = mirror(AFTConfig, "form", "window")
-    aft_reach: int = mirror(AFTConfig, "reach", -1)
-    sparse_pattern: choices(SparseConfig, "pattern") = mirror(SparseConfig, "pattern", "fixed")
-    sparse_stride: int = mirror(SparseConfig, "stride", 128)
-    sparse_summary: int = mirror(SparseConfig, "summary", 8)
-    sparse_subblocks: int = mirror(SparseConfig, "subblocks", 1)
-    sparse_combine: choices(SparseConfig, "combine") = mirror(SparseConfig, "combine", "merged")
+    embed_path: Optional[str] = option(None, "file of pre-trained embeddings", change=ALWAYS, released=True)
 
 
 def options_of_side(side: str) -> Type[StackOptions]:
-    """Those of any stack and, named after "encoder" or "decoder", of one side."""
-    named = [(f"{side}_{f.name}", f.type, field(default=f.default, metadata=f.metadata)) for f in fields(SideOptions)]
+    """Options of any stack and, named after "encoder" or "decoder", of one side.
+
+    These are SideOptions, and then those that only a setting of a token mixer or of the feed-forward layer declares.
+    """
+    found = {f.name: (f.type, field(default=f.default, metadata=f.metadata)) for f in fields(SideOptions)}
+    mixers = [mixer for mixer in MIXERS.values() if side == "decoder" or not mixer.causal_only]
+    for config in (FeedForwardConfig, *mixers):
+        for setting in fields(config):
+            _, _, name = (setting.metadata.get("option") or "").partition("{side}_")
+            if name and name not in found:
+                default, choices = -1 if setting.default is None else setting.default, setting.metadata["choices"]
+                kind = ChoiceEnum(list(choices)) if choices else type(default)
+                found[name] = kind, option(default, setting.metadata["help"])
+    named = [(f"{side}_{name}", *declared) for name, declared in found.items()]
     return make_dataclass(f"{side.title()}SideOptions", named, bases=(StackOptions,))
 
 
-@dataclass
-class EncoderOptions(options_of_side("encoder")):
-    """Options of any Mega encoder."""
-
-    encoder_embed_path: Optional[str] = option(
-        None, "file of pre-trained source embeddings", change=ALWAYS, released=True
-    )
+EncoderOptions = options_of_side("encoder")
 
 
 @dataclass
 class DecoderOptions(options_of_side("decoder")):
     """Options of any Mega decoder."""
-
-    decoder_embed_path: Optional[str] = option(
-        None, "file of pre-trained target embeddings", change=ALWAYS, released=True
-    )
-    decoder_megalodon_heads: int = mirror(MegalodonConfig, "heads", 1)
-    decoder_norm_groups: int = mirror(MegalodonConfig, "groups", 0)
 
     no_scale_embedding: bool = option(
         False, "do not multiply embeddings by the square root of their size", released=True
