@@ -70,9 +70,9 @@ class StepGraph:
     """One step of a decoder for states of this size, captured with storage of its own."""
 
     def __init__(
-        self, decoder: Any, weights: PackedWeights, blocks: Tuple[BlockState, ...], size: Size, capture: Capture
+        self, decoder: Any, packed: PackedWeights, blocks: Tuple[BlockState, ...], size: Size, capture: Capture
     ):
-        self.decoder, self.weights, self.size, self.capture = decoder, weights, size, capture
+        self.decoder, self.packed, self.size, self.capture = decoder, packed, size, capture
         self.user: Callable[[], Optional[GraphState]] = _nobody
         self.search: Any = None  # a search around this step, captured by its owner
         device = next(tensors_of(blocks)).device
@@ -119,13 +119,13 @@ class StepGraph:
             torch._assert_async(self.order.div(beams, rounding_mode="floor").eq(self.rows // beams).all())
         for place in self.places.values():
             place.advance_rows(self.order, self.rows)
-        blocks = tuple(map(self._in_order, self.blocks))
+        blocks = tuple(map(self._reordered, self.blocks))
         segments = None
         if self.segments is not None:
             segments = self.decoder.segments(self.tokens, self.segments.select(self.order, None))
             self.segments.queries.copy_(segments.queries)
         x = self.decoder.embed(self.tokens)
-        x, after, _ = self.decoder.run(x, blocks, self.weights, segments=segments, drop=False)
+        x, after, _ = self.decoder.run(x, blocks, self.packed, segments=segments, drop=False)
         stored, new = (list(tensors_of(state, caches=False)) for state in (self.blocks, after))
         if stored:
             torch._foreach_copy_(stored, new)
@@ -134,9 +134,9 @@ class StepGraph:
             place.number.add_(1)
             if chunk_size is not None:
                 place.number.remainder_(chunk_size)
-        self.scores = self.weights.output(x.squeeze(1))
+        self.scores = self.packed.output(x.squeeze(1))
 
-    def _in_order(self, block: BlockState) -> BlockState:
+    def _reordered(self, block: BlockState) -> BlockState:
         mixer, feed_forward = (
             walk(part, lambda t: t.index_select(0, self.order), lambda cache: cache)
             for part in (block.mixer, block.feed_forward)
@@ -206,11 +206,11 @@ class GraphState:
         self,
         graphs: "StepGraphs",
         decoder: Any,
-        weights: PackedWeights,
+        packed: PackedWeights,
         state: DecoderState,
         rows: Optional[int] = None,  # before the first token, when the state has none
     ):
-        self.graphs, self.decoder, self.weights = graphs, decoder, weights
+        self.graphs, self.decoder, self.packed = graphs, decoder, packed
         self.longest, self.chunk_sizes = decoder.longest, chunk_sizes(decoder)
         self.checked = False
         self._enter(state, rows)
@@ -285,7 +285,7 @@ class GraphState:
     def eager(self) -> DecoderState:
         sentences = torch.div(self.slots[:: self.beams], self.beams, rounding_mode="floor")
         blocks, segments = self.graph.unload(self.slots, sentences, self.length)
-        return DecoderState(blocks, self.length, packed=self.weights, segments=segments)
+        return DecoderState(blocks, self.length, packed=self.packed, segments=segments)
 
     def __deepcopy__(self, memo: Dict) -> DecoderState:
         return self.eager()
@@ -346,7 +346,7 @@ class StepGraphs:
                 return None
         try:
             if isinstance(state, DecoderState):
-                state = GraphState(self, decoder, state.packed or decoder.steps.weights(decoder), state)
+                state = GraphState(self, decoder, state.packed or decoder.steps.packed(decoder), state)
                 weakref.finalize(state, self.end)
             if state.length == state.longest:  # without graphs, this is an error
                 return None
@@ -362,7 +362,7 @@ class StepGraphs:
             return None
         try:
             start = decoder.first_state(encoder_out)
-            state = GraphState(self, decoder, decoder.steps.weights(decoder), start, rows)
+            state = GraphState(self, decoder, decoder.steps.packed(decoder), start, rows)
         except CaptureFailed:
             return None
         return None if self._obstacle(decoder, DecoderState(state.graph.blocks, 0)) else state
@@ -378,7 +378,7 @@ class StepGraphs:
 
     def get(self, user: GraphState, blocks: Tuple[BlockState, ...], size: Size) -> StepGraph:
         """A graph of this size that no other state uses."""
-        self.graphs = [graph for graph in self.graphs if graph.weights is user.weights]
+        self.graphs = [graph for graph in self.graphs if graph.packed is user.packed]
         free = [graph for graph in self.graphs if graph.user() in (None, user)]
         graph = next((graph for graph in free if graph.size == size), None)
         if graph is not None:
@@ -389,7 +389,7 @@ class StepGraphs:
             if len(self.graphs) >= MOST_GRAPHS and free:
                 self.graphs.remove(free[0])
             capture = capture_on(next(tensors_of(blocks)).device)
-            graph, reason = try_capture(partial(StepGraph, user.decoder, user.weights, blocks, size, capture))
+            graph, reason = try_capture(partial(StepGraph, user.decoder, user.packed, blocks, size, capture))
             if graph is None:
                 raise CaptureFailed(reason)
         for other in free:

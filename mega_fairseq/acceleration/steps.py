@@ -18,7 +18,7 @@ class PreparedSteps:
         self.cache = PackedWeightsCache()
         self.graphs: Optional[StepGraphs] = StepGraphs() if with_graphs else None
 
-    def weights(self, decoder: Any) -> PackedWeights:
+    def packed(self, decoder: Any) -> PackedWeights:
         return self.cache.get(decoder)
 
     def scores(self, decoder: Any, tokens: Tensor, state: Any) -> Tuple[Optional[Tensor], Any]:

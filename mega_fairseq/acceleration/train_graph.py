@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from mega_fairseq.acceleration.cuda_graph import Step, capture_on, try_capture
 from mega_fairseq.modules.projection import has_hooks
@@ -186,12 +187,16 @@ class TrainGraphs:
             self.storage, self.pool, self.memory = Storage(), None, 0.0
         return True
 
-    def run(self, function: Function, *inputs: Any) -> Tensor:
+    def form_of(self, function: Function) -> Function:
+        return partial(self._run, function)
+
+    def _run(self, function: Function, *inputs: Any) -> Tensor:
         """`function(*inputs)`, which calls the layers; a replay if these shapes were captured.
 
         An input is a tensor or a tuple of inputs; what is neither is a constant of the graph.
         """
-        function, inputs = partial(_with_leaves, function, inputs), _leaves(inputs)
+        inputs, structure = tree_flatten(inputs)
+        function = partial(_of_leaves, function, structure)
         key = (autocast_dtype(inputs[0]), *map(_signature, inputs))
         learns = self.parameters or any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
         if learns and key in self.graphs and self.graphs[key] is None:
@@ -266,26 +271,12 @@ def share_of_memory(device: torch.device) -> float:
     return torch.cuda.memory_reserved(device) / torch.cuda.get_device_properties(device).total_memory
 
 
+def _of_leaves(function: Function, structure: TreeSpec, *leaves: Any) -> Tensor:
+    return function(*tree_unflatten(leaves, structure))
+
+
 def _signature(leaf: Any) -> Any:
     return (leaf.shape, leaf.dtype, leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
-
-
-def _leaves(part: Any) -> List[Any]:
-    """What is in nested tuples, in order."""
-    return [leaf for field in part for leaf in _leaves(field)] if isinstance(part, tuple) else [part]
-
-
-def _with_leaves(function: Function, like: Tuple, *leaves: Any) -> Tensor:
-    """`function` of inputs with the structure of `like`, which are made of these leaves."""
-    rest = iter(leaves)
-
-    def filled(part: Any) -> Any:
-        if not isinstance(part, tuple):
-            return next(rest)
-        fields = map(filled, part)
-        return type(part)(*fields) if hasattr(part, "_fields") else tuple(fields)
-
-    return function(*filled(like))
 
 
 def _nobody() -> None:

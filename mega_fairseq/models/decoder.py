@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.fairseq_options import UNBOUNDED
 from mega_fairseq.models.attach import attach_steps
-from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, in_given_order
+from mega_fairseq.models.encoder_out import EncoderOut, aligned_source, over_given_source
 from mega_fairseq.models.options import DecoderOptions
 from mega_fairseq.models.passes import PASSES, STEPS
 from mega_fairseq.models.stack import Stack
@@ -23,7 +23,7 @@ from mega_fairseq.modules import Block, BlockState
 from mega_fairseq.modules.adaptive_input import TokenEmbedding
 from mega_fairseq.modules.decoder_state import DecoderState, PackedWeights
 from mega_fairseq.modules.finite import check_numbers
-from mega_fairseq.modules.projection import packed
+from mega_fairseq.modules.projection import packed as packed_projection
 from mega_fairseq.ops.attention.segments import Segments, places
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding
@@ -80,31 +80,9 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         features_only: bool = False,
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
-        if incremental_state is None:
-            x, extra = self.extract_features(prev_output_tokens, encoder_out)
-            return (x if features_only else self.output_layer(x)), extra
-        if not features_only:
-            before = self.get_incremental_state(incremental_state, STATE)
-            scores, state = self.steps.scores(self, prev_output_tokens, before)
-            if scores is not None:
-                self.set_incremental_state(incremental_state, STATE, state)
-                return scores.unsqueeze(1), {"attn": [None], CHECK: [state.check]}
-        x, weights = self.next_features(prev_output_tokens, encoder_out, incremental_state)
-        if not features_only:
-            # (R, 1, D) -> (R, 1, V)
-            x = self.output_layer(x) if weights is None else weights.output(x.squeeze(1)).unsqueeze(1)
-        return x, {"attn": [None]}
-
-    def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: Optional[EncoderOut] = None,
-        incremental_state: Optional[Dict[str, Any]] = None,
-        **unused: Any,
-    ) -> Tuple[Tensor, Extra]:
-        """Tokens (B, L) -> features (B, L, D); with an incremental state, only of new tokens."""
+        """Scores (B, L, V), or features (B, L, D); with an incremental state, of new tokens only."""
         if incremental_state is not None:
-            return self.next_features(prev_output_tokens, encoder_out, incremental_state)[0], {"attn": [None]}
+            return self.next_tokens(prev_output_tokens, encoder_out, incremental_state, features_only)
         # After a search, fairseq aligns the whole targets (--print-alignment); steps are faster without weights.
         need_attn = encoder_out is not None and (self.need_attn or self.steps.prepared)
         passes = PASSES if need_attn else self.passes.for_batch(self, prev_output_tokens)
@@ -117,11 +95,16 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         if need_attn:
             x, _, attn = self.run(x, self.first_blocks(), source=source, segments=segments, need_attn=True)
         else:
-            x = passes.run(self.whole, x, source, segments)
+            x = passes.form_of(self.whole)(x, source, segments)
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
             attn = None if attn is None else align.back(attn).masked_fill(padding.unsqueeze(-1), 0.0)
-        return x, {"attn": [None if attn is None else in_given_order(attn, encoder_out)]}
+        extra = {"attn": [None if attn is None else over_given_source(attn, encoder_out)]}
+        return (x if features_only else self.output_layer(x)), extra
+
+    def extract_features(self, *inputs: Any, **options: Any) -> Tuple[Tensor, Extra]:
+        """`forward` without the output projection."""
+        return self.forward(*inputs, **options, features_only=True)
 
     def whole(self, x: Tensor, source: Source = NO_SOURCE, segments: Optional[Segments] = None) -> Tensor:
         """Embeddings (B, L, D) of whole sequences, pads last -> features (B, L, D).
@@ -130,31 +113,43 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         """
         return self.run(x, self.first_blocks(), source=source, segments=segments)[0]
 
-    def next_features(
-        self, tokens: Tensor, encoder_out: Optional[EncoderOut], incremental_state: Dict[str, Any]
-    ) -> Tuple[Tensor, Optional[PackedWeights]]:
-        """The features (B, L, D) of new tokens, whose state it keeps, and the weights that computed them, if packed.
+    def next_tokens(
+        self,
+        tokens: Tensor,
+        encoder_out: Optional[EncoderOut],
+        incremental_state: Dict[str, Any],
+        features_only: bool = False,
+    ) -> Tuple[Tensor, Extra]:
+        """`forward` for new tokens, after which it keeps the state.
 
         `tokens` are all so far, as fairseq's generator gives them, or only the newest one of each row.
         """
         state = self.get_incremental_state(incremental_state, STATE)
+        if not features_only:
+            scores, state = self.steps.scores(self, tokens, state)
+            if scores is not None:
+                self.set_incremental_state(incremental_state, STATE, state)
+                return scores.unsqueeze(1), {"attn": [None], CHECK: [state.check]}
         state = self.first_state(encoder_out) if state is None else state.eager()
         tokens = tokens[:, -max(1, tokens.size(1) - state.length) :]
         padding = tokens.eq(self.padding_idx)  # (B, L)
-        align, weights = Alignment.where_needed(padding), None
+        align, packed = Alignment.where_needed(padding), None
         single = tokens.size(1) == 1 and align is None
         if single and all(layer.takes_step(past) for layer, past in zip(self.layers, state.blocks)):
-            weights = state.packed or self.steps.weights(self)
+            packed = state.packed or self.steps.packed(self)
         mask = None if align is None else align.done()
         front = tokens if align is None else align.front(tokens)  # (B, width)
         segments = self.segments(front, state.segments)
-        x, blocks, _ = self.run(self.embed(front), state.blocks, weights, mask, segments=segments, drop=False)
+        x, blocks, _ = self.run(self.embed(front), state.blocks, packed, mask, segments=segments, drop=False)
         if align is not None:
             x = align.back(x).masked_fill(padding.unsqueeze(-1), 0.0)
         segments = None if segments is None else segments.last()
-        state = DecoderState(blocks, state.length + x.size(1), state.shared, weights, segments)
+        state = DecoderState(blocks, state.length + x.size(1), state.shared, packed, segments)
         self.set_incremental_state(incremental_state, STATE, state)
-        return x, weights
+        if not features_only:
+            # (R, 1, D) -> (R, 1, V)
+            x = self.output_layer(x) if packed is None else packed.output(x.squeeze(1)).unsqueeze(1)
+        return x, {"attn": [None]}
 
     def first_state(self, encoder_out: Optional[EncoderOut]) -> DecoderState:
         """The state before the first token."""
@@ -201,7 +196,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         self,
         x: Tensor,
         blocks: Blocks,
-        weights: Optional[PackedWeights] = None,
+        packed: Optional[PackedWeights] = None,
         mask: Optional[Padding] = None,
         source: Source = NO_SOURCE,
         segments: Optional[Segments] = None,
@@ -214,13 +209,13 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         """
         after, attn = list(blocks), None
         for i, layer in self.layers_to_run(drop):
-            layer = layer if weights is None else weights.blocks[i]
+            layer = layer if packed is None else packed.blocks[i]
             if need_attn and i == len(self.layers) - 1:
                 x, after[i], attn = layer(x, blocks[i], mask, *source, segments, need_weights=True)
             else:
                 x, after[i] = layer(x, blocks[i], mask, *source, segments)
         if self.final_norm_has_state:
-            x, after[-1] = (self.final_norm if weights is None else weights.blocks[-1])(x, blocks[-1], mask)
+            x, after[-1] = (self.final_norm if packed is None else packed.blocks[-1])(x, blocks[-1], mask)
         elif self.final_norm is not None:
             x = self.final_norm(x)
         return x, tuple(after), attn
@@ -233,7 +228,7 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
             tied = type(self.embed_tokens) is TokenEmbedding
             output = ready_linear(self.embed_tokens.weight, self.output_bias) if tied else self.output_layer
         else:
-            output = packed(self.output_projection)
+            output = packed_projection(self.output_projection)
         return PackedWeights(tuple(block.step() for block in self.blocks), output)
 
     def output_layer(self, features: Tensor) -> Tensor:

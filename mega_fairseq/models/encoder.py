@@ -21,7 +21,7 @@ class Encoded(NamedTuple):
     align: Optional[Alignment]  # None if there are no pads
     states: List[Tensor]  # embeddings and the output of each layer, on request
 
-    def in_order(self, x: Tensor) -> Tensor:
+    def with_pads(self, x: Tensor) -> Tensor:
         """(B, width, D) -> (B, L, D), with pads where they were."""
         return x if self.align is None else self.align.back(x)
 
@@ -55,8 +55,8 @@ class MegaEncoder(Stack, FairseqEncoder):
     ) -> EncoderOut:
         padding = src_tokens.eq(self.padding_idx)  # (B, L)
         encoded = self.encode(src_tokens, padding, return_all_hiddens)
-        states = [encoded.in_order(_zero_at_pads(x, encoded.align)) for x in encoded.states]
-        return encoder_out(encoded.in_order(encoded.x), src_tokens, padding, encoded.align, states)
+        states = [encoded.with_pads(_zero_at_pads(x, encoded.align)) for x in encoded.states]
+        return encoder_out(encoded.with_pads(encoded.x), src_tokens, padding, encoded.align, states)
 
     def encode(
         self,
@@ -78,7 +78,7 @@ class MegaEncoder(Stack, FairseqEncoder):
         if return_all_hiddens:
             states.append(x)
             return Encoded(self.run(x, done, states), align, states)
-        return Encoded(passes.run(self.run, x, done), align, states)
+        return Encoded(passes.form_of(self.run)(x, done), align, states)
 
     def run(self, x: Tensor, done: Optional[Alignment] = None, states: Optional[List[Tensor]] = None) -> Tensor:
         """Layers and the final norm on embeddings (B, L, D), pads last; adds the output of each layer to `states`."""

@@ -53,7 +53,7 @@ def _in_beams(rows: Tensor, sources: int) -> bool:
     return rest == 0 and torch.equal(rows, torch.arange(sources, device=rows.device).repeat_interleave(beams))
 
 
-def in_given_order(attn: Tensor, out: EncoderOut) -> Tensor:
+def over_given_source(attn: Tensor, out: EncoderOut) -> Tensor:
     """Attention (B, n, width) over aligned sources -> (B, n, m) over the sources as given."""
     if not out["encoder_padding_mask"]:
         return attn

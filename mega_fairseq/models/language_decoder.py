@@ -35,54 +35,42 @@ class MegaLanguageDecoder(MegaDecoder):
         **unused: Any,
     ) -> Tuple[Tensor, Extra]:
         if incremental_state is not None:
-            return super().forward(prev_output_tokens, None, incremental_state, features_only)
-        if target is not None:
-            return self.run_in_pieces(prev_output_tokens, target).unsqueeze(-1), {"attn": [None], TARGETS_ONLY: []}
-        if not features_only and self.adaptive_softmax is None:
+            return self.next_tokens(prev_output_tokens, None, incremental_state, features_only)
+        if target is None and not features_only and self.adaptive_softmax is None:
             self._check_size(prev_output_tokens.numel())
-        x = self.run_in_pieces(prev_output_tokens)
-        return (x if features_only else self.output_layer(x)), {"attn": [None]}
-
-    def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: None = None,
-        incremental_state: Optional[Dict[str, Any]] = None,
-        **unused: Any,
-    ) -> Tuple[Tensor, Extra]:
-        """Tokens (B, L) -> features (B, L, D)."""
-        if incremental_state is not None:
-            return super().extract_features(prev_output_tokens, None, incremental_state)
-        return self.run_in_pieces(prev_output_tokens), {"attn": [None]}
-
-    def run_in_pieces(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
-        """Features (B, L, D) or, with targets, their log-probabilities (B, L). Pieces do not change the result."""
-        padding = tokens.eq(self.padding_idx)
+        tokens, padding = prev_output_tokens, prev_output_tokens.eq(self.padding_idx)  # (B, L)
         passes = self.passes.for_batch(self, tokens)
         align = self.alignment(padding, passes)
         if align is not None:  # then no real token follows a pad, and no piece needs a mask
             tokens, target = align.front(tokens), None if target is None else align.front(target)
+        if self.training and (self.group is None or target is None):
+            x = passes.form_of(self.whole)(self.embed(tokens))  # (B, width, D)
+            x = x if target is None else self.target_log_probs(x, target)  # (B, width)
+        else:
+            x = self.run_in_pieces(tokens, target)
+        if align is not None:
+            x = align.back(x).masked_fill(padding.view(*padding.shape, *[1] * (x.dim() - 2)), 0.0)
+        if target is not None:
+            return x.unsqueeze(-1), {"attn": [None], TARGETS_ONLY: []}
+        return (x if features_only else self.output_layer(x)), {"attn": [None]}
+
+    def run_in_pieces(self, tokens: Tensor, target: Optional[Tensor] = None) -> Tensor:
+        """Features (B, L, D) or, with targets, their log-probabilities (B, L). Pieces do not change the result."""
         (batch, length), blocks, out = tokens.shape, self.first_blocks(), None
         size = length if self.training else self.piece_length(batch)
         for start in range(0, length, size):
             piece = slice(start, start + size)
             if self.group is not None and target is not None:
                 x, blocks = self.piece_in_slices(tokens[:, piece], target[:, piece], blocks)
-            elif self.training:
-                x = passes.run(self.whole, self.embed(tokens))
             else:
                 x, blocks, _ = self.run(self.embed(tokens[:, piece]), blocks)
-            if self.group is None and target is not None:
-                x = self.target_log_probs(x, target[:, piece])
+                x = x if target is None else self.target_log_probs(x, target[:, piece])
             if size >= length:
-                out = x
-                break
+                return x
             if out is None:  # one tensor for all pieces: many small ones would fragment the heap
                 out = x.new_empty(batch, length, *x.shape[2:])
             out[:, piece] = x
-        if align is None:
-            return out
-        return align.back(out).masked_fill(padding.view(*padding.shape, *[1] * (out.dim() - 2)), 0.0)
+        return out
 
     def piece_in_slices(self, tokens: Tensor, target: Tensor, blocks: Tuple) -> Tuple[Tensor, Tuple]:
         """The log-probabilities (B, L) of a piece's targets and the next states; each process computes a slice."""

@@ -203,10 +203,10 @@ class MegaEncoderModel(HeadedEncoder):
         encoded = self.encoder.encode(inputs, padding, return_all_hiddens, token_types)
         extra = {"inner_states": None}
         if return_all_hiddens:
-            extra["inner_states"] = [encoded.in_order(x).transpose(0, 1) for x in encoded.states]
+            extra["inner_states"] = [encoded.with_pads(x).transpose(0, 1) for x in encoded.states]
         if classification_head_name is not None:
             return self.classification_heads[classification_head_name](encoded.x), extra
-        x = encoded.in_order(encoded.x)
+        x = encoded.with_pads(encoded.x)
         if features_only:
             return x, extra
         if self.encoder.lm_head is None:

@@ -6,7 +6,7 @@ the same interface.
 
 from typing import Any, Callable, Optional, Tuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mega_fairseq.modules.decoder_state import PackedWeights
 
@@ -20,9 +20,9 @@ class Passes:
         """The form that runs a pass over these tokens (B, L)."""
         return self
 
-    def run(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """`function(*inputs)`, which calls the layers of the stack. Inputs are tensors, or tuples of them."""
-        return function(*inputs)
+    def form_of(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """What to call in place of a function of the stack's layers, whose inputs are tensors, or tuples of them."""
+        return function
 
 
 class Steps:
@@ -31,18 +31,13 @@ class Steps:
     prepared = False  # whether the decoder only generates from now on
     graphs: None = None  # CUDA graphs of steps, which a search may include in its own
 
-    def weights(self, decoder: Any) -> PackedWeights:
+    def packed(self, decoder: Any) -> PackedWeights:
         """The weights prepared for single tokens, for one generation."""
         return decoder.pack()
 
     def scores(self, decoder: Any, tokens: Tensor, state: Any) -> Tuple[Optional[Tensor], Any]:
         """The scores (R, V) after one more token of each row and the next state; None if the layers must be called."""
         return None, state
-
-
-def as_it_is(layer: nn.Module) -> Callable[..., Any]:
-    """How a stack calls a layer."""
-    return layer
 
 
 PASSES, STEPS = Passes(), Steps()

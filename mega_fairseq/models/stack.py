@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from mega_fairseq.models.attach import attach_passes
 from mega_fairseq.models.embedding import types_of
 from mega_fairseq.models.options import StackOptions, layer_configs
-from mega_fairseq.models.passes import PASSES, Passes, as_it_is
+from mega_fairseq.models.passes import PASSES, Passes
 from mega_fairseq.modules import Block, SequenceNorm
 from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.ops.dropout import dropped
@@ -45,14 +45,14 @@ class Stack:
         self.embed_types = nn.Embedding(types, dim) if types else None
         self.embed_norm = SequenceNorm(norm, dim) if cfg.normalize_embedding else None
         configs = layer_configs(cfg, self.side, max_positions, source_dim)
-        self.layers = nn.ModuleList(Block(*parts) for parts in configs)
+        self.layers = nn.ModuleList(Block(*of_layer) for of_layer in configs)
         self.final_norm, has_final_norm = None, cfg.normalize_before and not cfg.no_final_norm
         with_state = configs[0][0].final_norm(affine_final_norm) if has_final_norm else None
         self.final_norm_has_state = with_state is not None
         if has_final_norm:
             self.final_norm = Block(with_state) if with_state else SequenceNorm(norm, dim, affine=affine_final_norm)
         self.dropout_module = DropoutSwitch()
-        self.passes, self.callable_of = PASSES, as_it_is
+        self.passes = PASSES
         attach_passes(self)
 
     def embed(
@@ -82,6 +82,10 @@ class Stack:
         """The longest sequence that all layers can process; None for any length."""
         parts = [part for layer in self.layers for part in (layer.mixer, layer.cross_attention) if part is not None]
         return min((part.longest for part in parts if part.longest is not None), default=None)
+
+    def callable_of(self, layer: Block) -> Callable[..., Any]:
+        """What to call in place of a layer; models/attach.py may replace this."""
+        return layer
 
     def layers_to_run(self, drop: bool = True) -> Iterator[Tuple[int, Callable[..., Any]]]:
         """Layers with their numbers, in training without those that layerdrop drops.

@@ -63,7 +63,7 @@ def test_states_features_and_logits_equal_the_released_ones(case):
     for number in ("", "1")[: len(documents)]:
         tokens = case.inputs[f"src_tokens{number}"]
         encoded = model.encoder.encode(tokens, model._padding(tokens, case.inputs[f"src_lengths{number}"]))
-        y = encoded.in_order(encoded.x)
+        y = encoded.with_pads(encoded.x)
         assert_near(y, case.outputs[f"y{number}"][:, : y.size(1)], "states", OUTPUT_TOLERANCE)
 
 

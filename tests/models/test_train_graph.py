@@ -246,7 +246,7 @@ def test_weights_that_belong_to_other_modules_get_gradients(caplog):
     for _ in range(3):
         x = torch.randn(2, 8, 16, requires_grad=True)
         with caplog.at_level(logging.INFO):
-            y = decoder.passes.for_batch(decoder, x).run(lambda x: weight * decoder.whole(x), x)
+            y = decoder.passes.for_batch(decoder, x).form_of(lambda x: weight * decoder.whole(x))(x)
         y.sum().backward()
         assert weight.grad != 0
         weight.grad = None

@@ -131,7 +131,7 @@ def test_a_search_moves_to_smaller_graphs_as_sentences_finish(graphs, monkeypatc
     assert len({size.tokens for size in sizes}) > 1
     assert len({size.rows for size in sizes}) > 1
     eager = []
-    monkeypatch.setattr(model.decoder, "extract_features", lambda *call: eager.append(call))
+    monkeypatch.setattr(model.decoder, "next_tokens", lambda *call: eager.append(call))
     again = MegaGenerator([model], WORDS, **MANY).generate([model], BATCH)
     assert not eager  # the graphs of the search before also take the first step
     assert_equal(ours, again, exact=False)
