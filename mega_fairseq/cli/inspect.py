@@ -60,7 +60,7 @@ def numbers_of(checkpoint: Checkpoint) -> Dict[str, Any]:
 def _stack(stack: nn.Module) -> Dict[str, Any]:
     layer = stack.layers[0]
     config, feed_forward = layer.mixer.config, layer.feed_forward
-    values = {field.name: getattr(config, field.name) for field in fields(config) if not config.is_unused(field.name)}
+    values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in config.unused}
     return {
         "layers": len(stack.layers),
         "mixer": next(name for name, kind in MIXERS.items() if type(config) is kind),

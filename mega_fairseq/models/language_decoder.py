@@ -72,9 +72,14 @@ class MegaLanguageDecoder(MegaDecoder):
             out[:, piece] = x
         return out
 
+    @property
+    def chunk_size(self) -> Optional[int]:
+        """Of attention in all layers; None if it is not in chunks."""
+        return None if self.cfg.decoder_chunk_size == -1 else self.cfg.decoder_chunk_size
+
     def piece_in_slices(self, tokens: Tensor, target: Tensor, blocks: Tuple) -> Tuple[Tensor, Tuple]:
         """The log-probabilities (B, L) of a piece's targets and the next states; each process computes a slice."""
-        slices = self.group.divide(tokens.size(1), max(1, self.cfg.decoder_chunk_size))
+        slices = self.group.divide(tokens.size(1), self.chunk_size or 1)
         start, stop = slices.bounds
         own = slice(start, stop) if start < stop else slice(0, 1)  # with an empty slice, any token takes part
         before = tuple(SequenceParallelState(slices, block) for block in blocks)
@@ -84,10 +89,10 @@ class MegaLanguageDecoder(MegaDecoder):
 
     def piece_length(self, batch: int) -> int:
         """The length of a piece: whole chunks if at least one fits, or a slice with whole chunks for each process."""
-        size, chunk = max(1, self.cfg.piece_tokens // batch), self.cfg.decoder_chunk_size
-        if self.group is not None:
-            return self.group.size * (size if chunk == -1 else max(chunk, size - size % chunk))
-        return size if chunk == -1 or size < chunk else size - size % chunk
+        size = max(1, self.cfg.piece_tokens // batch)
+        if self.chunk_size is not None and (size >= self.chunk_size or self.group is not None):
+            size = max(self.chunk_size, size - size % self.chunk_size)
+        return size if self.group is None else self.group.size * size
 
     def target_log_probs(self, features: Tensor, target: Tensor) -> Tensor:
         """Features (B, L, D), targets (B, L) -> log-probabilities (B, L) in float32, without a (B, L, V) tensor."""
@@ -121,7 +126,7 @@ class MegaLanguageDecoder(MegaDecoder):
         return (of_targets if log_probs else of_targets.exp()).expand(*of_targets.shape[:-1], len(self.dictionary))
 
     def set_chunk_size(self, chunk_size: int) -> None:
-        """Changes the chunk size, -1 for none; --model-overrides does so when a model is loaded."""
+        """Changes --decoder-chunk-size, -1 for no chunks; --model-overrides does so when a model is loaded."""
         mixers = [layer.mixer.with_chunk(None if chunk_size == -1 else chunk_size) for layer in self.layers]
         for layer, mixer in zip(self.layers, mixers):
             layer.mixer = mixer

@@ -166,7 +166,7 @@ class SideOptions:
         GatedAttentionConfig,
         "truncation",
         -1,
-        "; -1 follows --truncation-length",
+        "; 0 for no limit; -1 follows --truncation-length",
         change=AFTER_TRAINING,
         huggingface="truncation",
     )
@@ -245,8 +245,10 @@ def from_options(config: Type[Config], cfg: FairseqDataclass, side: str, **known
 def _value(cfg: FairseqDataclass, side: str, setting: Field) -> Any:
     value = getattr(cfg, setting.metadata["option"].format(side=side))
     fallback = setting.metadata.get("fallback")
-    if value in (None, -1) and (fallback or setting.default is None):
-        value = getattr(cfg, fallback) if fallback else None
+    if fallback and value in (None, -1):
+        value = getattr(cfg, fallback)
+    if setting.default is None and value == setting.metadata["unlimited"]:
+        return None
     return value.value if isinstance(value, Enum) else value
 
 

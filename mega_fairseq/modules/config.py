@@ -11,19 +11,19 @@ def setting(
     default: Any,
     help: str,
     option: Optional[str] = None,
-    symbol: Optional[str] = None,
     fallback: Optional[str] = None,
     choices: Sequence[str] = (),
     only_with: Sequence[str] = (),
+    unlimited: int = -1,
 ) -> Any:
     """A config field with its help text.
 
-    `option` is the model option that sets it, as in "{side}_z_dim", and `symbol` the paper's letter for it. If the
-    default is None, -1 in the option stands for None. An option of -1 or None stands for that of `fallback`, if given.
-    `only_with` is another field, and those of its values with which this one has an effect.
+    `option` is the model option that sets it, as in "{side}_z_dim". An option of -1 or None stands for that of
+    `fallback`, if given. If the default is None, the number `unlimited` in the option stands for None. `only_with` is
+    another field, and those of its values with which this one has an effect.
     """
-    metadata = {"help": help, "option": option, "symbol": symbol, "fallback": fallback, "choices": tuple(choices)}
-    return field(default=default, metadata={**metadata, "only_with": tuple(only_with)})
+    about = {"help": help, "option": option, "fallback": fallback, "choices": tuple(choices)}
+    return field(default=default, metadata={**about, "only_with": tuple(only_with), "unlimited": unlimited})
 
 
 def inherited(config: "Type[ModuleConfig]", name: str, only_with: Sequence[str]) -> Any:
@@ -36,7 +36,7 @@ def inherited(config: "Type[ModuleConfig]", name: str, only_with: Sequence[str])
 class ModuleConfig:
     """Options of one module, checked when the config is created."""
 
-    dim: int = field(metadata={"help": "width of the model", "option": "{side}_embed_dim", "symbol": "D"})
+    dim: int = field(metadata={"help": "width of the model", "option": "{side}_embed_dim"})
     norm: str = setting("layernorm", "kind of norm", "normalization_type", choices=NORMS)
     prenorm: bool = setting(True, "normalise the input instead of the output", "normalize_before")
     norm_affine: bool = setting(True, "learned scale and offset in the norm")
@@ -59,9 +59,10 @@ class ModuleConfig:
                 raise ValueError(
                     f"{self.name(f.name)} is {value!r}; it must be a probability from 0 up to, but not including, 1"
                 )
+        unused = self.unused
         for f in fields(self):
             value = getattr(self, f.name)
-            if self.is_unused(f.name) and value != f.default:
+            if f.name in unused and value != f.default:
                 other, *values = f.metadata["only_with"]
                 # "Leave it out" would not help where a preset has set a number.
                 remedy = "leave it out" if f.default is False else f"set it to {self.written(f.default)}"
@@ -122,13 +123,11 @@ class ModuleConfig:
                 f"{self.name('rotary_dims')} is {dims!r}; give an even number up to the width of a head, {width}"
             )
 
-    def is_unused(self, name: str) -> bool:
-        """Whether a field has no effect beside the values of other fields."""
-        only_with = self.metadata(name).get("only_with")
-        if not only_with:
-            return False
-        other, *values = only_with
-        return getattr(self, other) not in values
+    @property
+    def unused(self) -> Set[str]:
+        """The fields that have no effect beside the values of other fields."""
+        limited = {f.name: f.metadata["only_with"] for f in fields(self) if f.metadata.get("only_with")}
+        return {name for name, (other, *values) in limited.items() if getattr(self, other) not in values}
 
     def set_default(self, name: str, value: Any) -> None:
         """Replaces 0 by a default that depends on other fields."""

@@ -35,7 +35,7 @@ LONG_SOURCE = 256  # number of source tokens from which packing the values pays 
 class GatedCrossAttentionConfig(ModuleConfig):
     """Options of gated cross attention; its values are as wide as the model."""
 
-    shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim", "z")  # 0: a quarter of dim
+    shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim")  # 0: a quarter of dim
     source_dim: int = setting(0, "width of the encoder's output")  # 0: dim
     attention: str = setting("softmax", "attention function", "attention_activation_fn", choices=ATTENTION_FUNCTIONS)
     position_bias: str = setting("simple", "relative position bias", "rel_pos_bias", choices=POSITION_BIASES)

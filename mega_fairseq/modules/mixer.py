@@ -62,7 +62,7 @@ class MixerConfig(ModuleConfig):
 class ChunkedConfig(MixerConfig):
     """Options of mixers that attend in chunks."""
 
-    chunk_size: Optional[int] = setting(None, "chunk size of attention", "{side}_chunk_size", "chunk")
+    chunk_size: Optional[int] = setting(None, "chunk size of attention", "{side}_chunk_size")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,8 +18,8 @@ from mega_fairseq.ops.queries_keys import queries_keys
 class SingleHeadConfig(ChunkedConfig):
     """Options of a mixer with single-head attention; subclasses add `attention`, its function."""
 
-    shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim", "z")  # 0: a quarter of dim
-    value_dim: int = setting(0, "width of attention's values", "{side}_hidden_dim", "v")  # 0: twice dim
+    shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim")  # 0: a quarter of dim
+    value_dim: int = setting(0, "width of attention's values", "{side}_hidden_dim")  # 0: twice dim
     position_bias: str = setting(
         "simple", "relative position bias", "rel_pos_bias", choices=POSITION_BIASES
     )  # b_rel of eq. 11

@@ -48,7 +48,7 @@ def refuses(call, *parts, error=ValueError):
 
 ema = partial(DampedEMA, DIM)
 WIDTHS, SIZES = [-1, True, 2.0, "8"], [0, -1, True, 2.0, "8"]  # a width of 0 is the default
-NAMES, RATES, TAPS = ["sofmax", "", None], [1.0, -0.1, float("nan"), "0.1", None], [-1, True, 2.5, "3"]
+NAMES, RATES, TAPS = ["sofmax", "", None], [1.0, -0.1, float("nan"), "0.1", None], [-1, 0, True, 2.5, "3"]
 INVALID = [
     (attends, SIZES, ["ndim", "chunk_size"]),
     (crosses, SIZES, ["max_positions"]),

@@ -176,7 +176,7 @@ CROSS = GatedCrossAttentionConfig(DIM, shared_dim=2, source_dim=SOURCE_DIM, max_
 def options_of(kind: str) -> st.SearchStrategy:
     name, causal = kind.replace("bidirectional_", ""), kind in CAUSAL
     if name == "ema":
-        sizes = {"ndim": st.integers(1, 3), "truncation": st.sampled_from(LENGTHS)}
+        sizes = {"ndim": st.integers(1, 3), "truncation": st.sampled_from([n for n in LENGTHS if n != 0])}
         return st.fixed_dictionaries({"dim": st.just(DIM), "bidirectional": st.just(not causal), **sizes})
     if name == "timestep_norm":
         return st.fixed_dictionaries({"dim": st.just(DIM), "groups": st.sampled_from((1, 2))})

@@ -21,8 +21,8 @@ def build(name: str, causal: bool = True) -> Mixer:
     torch.manual_seed(0)
     example = EXAMPLES[name]
     sizes = {f.name: SIZES[f.name] for f in fields(example) if f.name in SIZES and getattr(example, f.name)}
-    if "summary" in sizes and example.is_unused("summary"):
-        del sizes["summary"]
+    for name in example.unused & sizes.keys():
+        del sizes[name]
     if getattr(example, "position_bias", None) == "simple":
         sizes["position_bias"] = "t5"  # for any length
     mixer = replace(example, dim=DIM, init="scaled", causal=causal, **sizes).build().eval()

@@ -40,7 +40,7 @@ class AFTConfig(TimeConfig):
         choices=FORMS,
     )
     reach: Optional[int] = setting(
-        None, "how many tokens AFT-local learns weights for", "{side}_aft_reach", "r", only_with=("form", "local")
+        None, "how many tokens AFT-local learns weights for", "{side}_aft_reach", only_with=("form", "local")
     )
     chunk_size: Optional[int] = inherited(TimeConfig, "chunk_size", only_with=("form", "window"))
     heads: int = inherited(TimeConfig, "heads", only_with=("form", "window", "local"))
@@ -56,7 +56,7 @@ class AFTConfig(TimeConfig):
             )
         if self.reach is not None:
             self.check_positive("reach")
-        if not self.is_unused("heads"):
+        if self.form != "simple":
             self.check_heads(self.dim, "width of the model")
 
     @property

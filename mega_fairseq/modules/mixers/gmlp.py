@@ -23,7 +23,7 @@ SMALL = 1e-3  # times 1 / T: the first weights beside a spatial bias of 1, so th
 class GatedMLPConfig(TimeConfig):
     """Options of gMLP. `value_norm` and `spatial_bias` together are the paper's spatial gating unit."""
 
-    expansion: int = setting(2, "width of gMLP's gate and values, in widths of the model", "{side}_gmlp_expansion", "E")
+    expansion: int = setting(2, "width of gMLP's gate and values, in widths of the model", "{side}_gmlp_expansion")
     alpha: bool = setting(False, "learned weight of each place of a query in its chunk", "{side}_time_alpha")
     value_norm: bool = setting(False, "normalise gMLP's values", "{side}_gmlp_value_norm")
     spatial_bias: bool = setting(False, "learned bias of each position in gMLP", "{side}_gmlp_spatial_bias")

@@ -38,7 +38,7 @@ class DampedEMA(Recurrence):
         super().__init__()
         check_positive(dim=dim, ndim=ndim)
         check_truncation(truncation)
-        self.dim, self.ndim, self.bidirectional, self.truncation = dim, ndim, bidirectional, truncation or None
+        self.dim, self.ndim, self.bidirectional, self.truncation = dim, ndim, bidirectional, truncation
         directions = 2 if bidirectional else 1
         tables = (nn.Parameter(torch.empty(directions, dim, ndim)) for _ in range(4))
         # Logits of alpha (input weight) and delta (damping); the released code has these two names swapped.
@@ -110,9 +110,9 @@ class DampedEMA(Recurrence):
         return f"{self.dim}, ndim={self.ndim}, bidirectional={self.bidirectional}, truncation={self.truncation}"
 
 
-def check_truncation(truncation: Optional[int], name: str = "truncation") -> None:
-    if truncation is not None and (isinstance(truncation, bool) or not isinstance(truncation, int) or truncation < 0):
-        raise ValueError(f"{name} is {truncation!r}; give the number of kernel taps to keep, or 0 for all")
+def check_truncation(truncation: Optional[int], name: str = "truncation", unlimited: Optional[int] = None) -> None:
+    if truncation is not None and (isinstance(truncation, bool) or not isinstance(truncation, int) or truncation < 1):
+        raise ValueError(f"{name} is {truncation!r}; give the number of kernel taps to keep, or {unlimited} for all")
 
 
 # ------------------------------------------------------------------------------------------- mixer
@@ -122,12 +122,13 @@ def check_truncation(truncation: Optional[int], name: str = "truncation") -> Non
 class GatedAttentionConfig(SingleHeadConfig):
     """Options of moving average equipped gated attention (eq. 6-15)."""
 
-    ndim: int = setting(16, "size of the EMA's state for each channel", "{side}_n_dim", "N")
+    ndim: int = setting(16, "size of the EMA's state for each channel", "{side}_n_dim")
     truncation: Optional[int] = setting(
         None,
-        "how many steps the EMA looks back; 0 for no limit",
+        "how many steps the EMA looks back",
         "{side}_truncation_length",
         fallback="truncation_length",
+        unlimited=0,
     )
     attention: str = setting(  # f of eq. 11
         "softmax", "attention function", "attention_activation_fn", choices=ATTENTION_FUNCTIONS
@@ -139,7 +140,7 @@ class GatedAttentionConfig(SingleHeadConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_positive("ndim")
-        check_truncation(self.truncation, self.name("truncation"))
+        check_truncation(self.truncation, self.name("truncation"), 0 if self.side else None)
 
     def build(self) -> "MovingAverageGatedAttention":
         return MovingAverageGatedAttention(self)

@@ -47,9 +47,9 @@ EPS = 1e-5
 class MegalodonConfig(ChunkedConfig):
     """Options of Megalodon's mixer. Its norm is a timestep norm before the mixer, whatever the options of norms say."""
 
-    shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim", "z")  # 0: a quarter of dim
-    value_dim: int = setting(0, "width of attention's values", "{side}_hidden_dim", "v")  # 0: twice dim
-    ndim: int = setting(16, "size of the EMA's state for each channel", "{side}_n_dim", "N")
+    shared_dim: int = setting(0, "width of queries and keys", "{side}_z_dim")  # 0: a quarter of dim
+    value_dim: int = setting(0, "width of attention's values", "{side}_hidden_dim")  # 0: twice dim
+    ndim: int = setting(16, "size of the EMA's state for each channel", "{side}_n_dim")
     heads: int = setting(1, "heads of Megalodon's attention", "{side}_megalodon_heads")
     groups: int = setting(
         0, "groups of channels with statistics of their own in timestep norms; 0 is one of 32", "{side}_norm_groups"

@@ -31,12 +31,11 @@ class SparseConfig(ChunkedConfig):
         "{side}_sparse_pattern",
         choices=PATTERNS,
     )
-    stride: int = setting(128, "stride of sparse attention, the size of its blocks", "{side}_sparse_stride", "l")
+    stride: int = setting(128, "stride of sparse attention, the size of its blocks", "{side}_sparse_stride")
     summary: int = setting(
         8,
         "positions at the end of a block that later blocks see",
         "{side}_sparse_summary",
-        "c",
         only_with=("pattern", "fixed"),
     )
     subblocks: int = setting(
