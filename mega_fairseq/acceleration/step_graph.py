@@ -20,7 +20,6 @@ from mega_fairseq.acceleration.cuda_graph import Capture, capture_on, try_captur
 from mega_fairseq.modules import BlockState, CrossAttentionState
 from mega_fairseq.modules.decoder_state import DecoderState, PackedWeights
 from mega_fairseq.modules.finite import DIVERGED, are_finite, check_numbers
-from mega_fairseq.modules.mixer_state import walk
 from mega_fairseq.modules.projection import has_hooks
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
@@ -110,8 +109,7 @@ class StepGraph:
             shape = self.padding.shape
             both = (t.new_zeros(*shape, t.size(2)) for t in cross[:2])
             cross = CrossAttentionState(*both, self.padding, self.place(None))
-        mixer, feed_forward = (walk(part, empty, empty_cache) for part in (like.mixer, like.feed_forward))
-        return BlockState(mixer, cross, feed_forward)
+        return like.replaced(empty, empty_cache, cross)
 
     def _step(self) -> None:
         if self.size.sources:  # cross attention reads the source of a row's place
@@ -119,7 +117,8 @@ class StepGraph:
             torch._assert_async(self.order.div(beams, rounding_mode="floor").eq(self.rows // beams).all())
         for place in self.places.values():
             place.advance_rows(self.order, self.rows)
-        blocks = tuple(map(self._reordered, self.blocks))
+        ordered = (lambda t: t.index_select(0, self.order)), (lambda cache: cache)  # rows of a cache stay in place
+        blocks = tuple(block.replaced(*ordered, block.cross) for block in self.blocks)
         segments = None
         if self.segments is not None:
             segments = self.decoder.segments(self.tokens, self.segments.select(self.order, None))
@@ -135,13 +134,6 @@ class StepGraph:
             if chunk_size is not None:
                 place.number.remainder_(chunk_size)
         self.scores = self.packed.output(x.squeeze(1))
-
-    def _reordered(self, block: BlockState) -> BlockState:
-        mixer, feed_forward = (
-            walk(part, lambda t: t.index_select(0, self.order), lambda cache: cache)
-            for part in (block.mixer, block.feed_forward)
-        )
-        return BlockState(mixer, block.cross, feed_forward)
 
     def load(self, blocks: Tuple[BlockState, ...], length: int, segments: Optional[Segments]) -> None:
         """Copies the state of the first rows after `length` tokens into the storage."""
@@ -186,8 +178,7 @@ class StepGraph:
             cross = storage.cross
             if cross is not None:
                 cross = CrossAttentionState(*(t.index_select(0, sentences) for t in cross[:3]), length)
-            mixer, feed_forward = (walk(part, rows, rows_of_cache) for part in (storage.mixer, storage.feed_forward))
-            return BlockState(mixer, cross, feed_forward)
+            return storage.replaced(rows, rows_of_cache, cross)
 
         segments = None if self.segments is None else self.segments.select(order, sentences)
         return tuple(map(block, self.blocks)), segments

@@ -10,7 +10,7 @@ from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCross
 from mega_fairseq.modules.feed_forward import FeedForwardConfig, NormalizedFeedForward
 from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.modules.mixer import MixerConfig
-from mega_fairseq.modules.mixer_state import MixerState, follow, select
+from mega_fairseq.modules.mixer_state import MixerState, walk
 from mega_fairseq.ops.attention.segments import Segments
 from mega_fairseq.ops.padding import Padding
 from mega_fairseq.ops.precision import AUTOCAST, autocast_is_on
@@ -29,9 +29,21 @@ class BlockState(NamedTuple):
         `last`: rows differ from their replacements only in this many last tokens; None if they may differ in all.
         `sources`: the sources that remain, None for all.
         """
-        mixer = select(self.mixer, order) if last is None else follow(self.mixer, order, last)
+
+        def of_cache(cache: Any) -> Any:  # copies only the last tokens, in place
+            return cache.select(order) if last is None else cache.follow(order, last)
+
         cross = None if self.cross is None else self.cross.reorder(order, sources)
-        return BlockState(mixer, cross, None if self.feed_forward is None else self.feed_forward.index_select(0, order))
+        return self.replaced(lambda t: t.index_select(0, order), of_cache, cross)
+
+    def replaced(
+        self,
+        on_tensor: Callable[[Tensor], Tensor],
+        on_cache: Callable[[Any], Any],
+        cross: Optional[CrossAttentionState],
+    ) -> "BlockState":
+        """A state of the same structure with each tensor and each cache replaced, and with another `cross`."""
+        return BlockState(walk(self.mixer, on_tensor, on_cache), cross, walk(self.feed_forward, on_tensor, on_cache))
 
 
 class BlockParts(NamedTuple):

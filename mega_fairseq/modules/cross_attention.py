@@ -152,10 +152,10 @@ class GatedCrossAttention(Layer):
             x = self.norm(x)
         queries = project(self.queries, x)
         if segments is None:
-            queries, place, state = _by_position(queries, padding, state)  # (B, n', z)
+            queries, back, state = _by_position(queries, padding, state)  # (B, n', z)
         else:
-            place, state = _unchanged, state._replace(position=state.position + x.size(1))
-        attended = place(self._attend(queries, state, segments))  # (B, n, D)
+            back, state = _unchanged, state._replace(position=state.position + x.size(1))
+        attended = back(self._attend(queries, state, segments))  # (B, n, D)
         keep, scale = self.keep_mask(x, c.dropout)
         y = gated_residual(x, attended, residual, self.gates, self.hidden, c.activation, keep, scale)
         if not c.prenorm:
@@ -166,7 +166,7 @@ class GatedCrossAttention(Layer):
             return y, state
         identity = torch.eye(state.keys.size(1), dtype=queries.dtype, device=queries.device)  # as values
         state_of_weights = state._replace(values=identity.expand(sources, -1, -1))
-        weights = place(self._attend(queries, state_of_weights, segments, drops=False))
+        weights = back(self._attend(queries, state_of_weights, segments, drops=False))
         return y, state, weights if padding is None else weights.masked_fill(padding.unsqueeze(-1), 0.0)
 
     @property
@@ -205,16 +205,17 @@ class GatedCrossAttention(Layer):
             residual = x.squeeze(1)  # (R, D)
             projected = project(norm(residual) if c.prenorm else residual)
             queries, update, reset = projected.split((c.shared_dim, c.dim, c.dim), -1)
-            keys, values, padding, place, _, packed_values = state
-            if segments is None and isinstance(place, FixedPlace) and not position_bias.rotates:
-                bias = position_bias(1 - place.limit, keys.size(1), keys.device)
-                attended = attend_in_storage(queries, keys, values, place, bias, c.attention, padding=padding)
+            keys, values, padding, position, _, packed_values = state
+            fixed = isinstance(position, FixedPlace)
+            if segments is None and fixed and not position_bias.rotates:
+                bias = position_bias(1 - position.limit, keys.size(1), keys.device)
+                attended = attend_in_storage(queries, keys, values, position, bias, c.attention, padding=padding)
             else:
                 beams = queries.reshape(keys.size(0), -1, c.shared_dim)  # (R, z) -> (S, R / S, z)
                 if segments is None:
-                    weights = biased_weights(beams, keys, position_bias, place, c.attention, padding)
+                    weights = biased_weights(beams, keys, position_bias, position, c.attention, padding)
                 else:
-                    stop = place.limit if isinstance(place, FixedPlace) else place + 1
+                    stop = position.limit if fixed else position + 1
                     beams, keys, segments, bias = self._in_segments(position_bias, beams, keys, segments, stop)
                     scores = few_scores(beams, keys, scale)
                     weights = segment_weights(scores, segments, bias, c.attention, padding, scale)
@@ -227,7 +228,7 @@ class GatedCrossAttention(Layer):
                 attended = attended.reshape(residual.shape)
             y = gate_output(update, reset, None, attended, residual, project_hidden, c.activation)
             y = y if c.prenorm else norm(y)
-            after = place if isinstance(place, FixedPlace) else place + 1  # the owner of a fixed place advances it
+            after = position if fixed else position + 1  # the owner of a fixed place advances it
             return y.unsqueeze(1), state._replace(position=after, packed=packed_values)
 
         return step

@@ -1,7 +1,7 @@
 """States of token mixers.
 
 A state is a value: a NamedTuple of batch-first tensors, of `KeyValues` for tensors that grow token by token, and of
-such tuples. `select` and `follow` apply to every field, so a new kind of state needs no code for them.
+such tuples. `walk` goes through every field, so a new kind of state needs no code to be reordered.
 """
 
 from typing import Any, Callable, NamedTuple, Tuple, Union
@@ -26,19 +26,6 @@ class OpenChunk(NamedTuple):
     """The state of a mixer that remembers only the unfinished chunk."""
 
     cache: KeyValues
-
-
-def select(state: MixerState, order: Tensor) -> MixerState:
-    """Row i of the result is row order[i] of `state`; rows may be repeated or left out."""
-    return walk(state, lambda t: t.index_select(0, order), lambda cache: cache.select(order))
-
-
-def follow(state: MixerState, order: Tensor, last: int) -> MixerState:
-    """`select` for rows that differ from their replacements only in the `last` tokens.
-
-    Caches copy only those tokens, in place, so `state` must not be used afterwards.
-    """
-    return walk(state, lambda t: t.index_select(0, order), lambda cache: cache.follow(order, last))
 
 
 def walk(part: Any, on_tensor: Callable[[Tensor], Tensor], on_cache: Callable[[Any], Any]) -> Any:

@@ -13,7 +13,6 @@ from mega_fairseq.modules import (
     position_bias,
 )
 from mega_fairseq.modules.cross_attention import LONG_SOURCE
-from mega_fairseq.modules.mixer_state import select
 from tests.properties.contracts import leaves
 
 DIM, SHARED, SOURCES, BEAMS, LENGTH = 16, 8, 3, 2, 13
@@ -82,7 +81,7 @@ def test_a_step_equals_the_block_for_long_sources_even_if_some_are_removed():
     cross, mixer = state.cross, state.mixer
     rows = torch.tensor([2, 3, 4, 5])
     fewer = BlockState(
-        select(mixer, rows),
+        BlockState(mixer).reorder(rows, None, None).mixer,
         cross._replace(keys=cross.keys[1:], values=cross.values[1:].clone(), padding=cross.padding[1:]),
     )
     torch.testing.assert_close(step(x[rows, :1], fewer)[0], made(x[rows, :1], fewer)[0], **CLOSE)

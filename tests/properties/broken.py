@@ -14,7 +14,7 @@ from mega_fairseq.modules import Mixer
 from mega_fairseq.modules.mixers.aft import WindowedAFT
 from mega_fairseq.modules.mixers.flash import FlashState, MixedChunkAttention
 from mega_fairseq.modules.mixers.gau import GatedAttentionUnit
-from mega_fairseq.modules.mixers.gmlp import GatedMLP, Weights
+from mega_fairseq.modules.mixers.gmlp import GatedMLP
 from mega_fairseq.modules.mixers.multi_head import MultiHeadAttention
 from mega_fairseq.modules.mixers.sparse import SparseAttention
 from mega_fairseq.ops.attention.chunks import KeyValues
@@ -318,12 +318,12 @@ class KeepsItsWeights(GatedMLP):
         super().__init__(config)
         self.kept = {}
 
-    def weights(self, queries: int, keys: int) -> Weights:
+    def tables(self, queries: int, keys: int) -> Tuple:
         if self.training:
-            return super().weights(queries, keys)
+            return super().tables(queries, keys)
         if (queries, keys) not in self.kept:
-            made = super().weights(queries, keys)
-            self.kept[queries, keys] = Weights(*(None if t is None else t.detach() for t in made))
+            made = super().tables(queries, keys)
+            self.kept[queries, keys] = tuple(None if t is None else t.detach() for t in made)
         return self.kept[queries, keys]
 
 

@@ -1,7 +1,7 @@
 """gMLP (Liu et al. 2021): tokens are mixed by learned weights of places, with the time weighting of RWKV."""
 
 from dataclasses import dataclass
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -47,15 +47,6 @@ EXAMPLES = {
 }
 
 
-class Weights(NamedTuple):
-    """Arguments of `toeplitz` for the last n of m places."""
-
-    weight: Tensor  # (H, n + m - 1)
-    rows: Optional[Tensor]  # (H, n)
-    keys: Optional[Tensor]  # (H, m)
-    bias: Optional[Tensor]  # (H, n)
-
-
 class GatedMLP(TimeMixer):
     """M(X) = (gamma * R * (W V + c)) W_o + b_o with W_tu = f(t - u) alpha(t) beta(u), per head."""
 
@@ -88,17 +79,17 @@ class GatedMLP(TimeMixer):
         """gamma * (W V + c) within chunks, for the last places: v (G, m, E d) -> (G, n, E d)."""
         if padding is not None:
             v = v.masked_fill(padding.unsqueeze(-1), 0.0)
-        weight, rows, keys, bias = self.weights(q.size(1), v.size(1))
-        return toeplitz(v, weight, rows, keys, bias, self.config.causal)
+        return toeplitz(v, *self.tables(q.size(1), v.size(1)), self.config.causal)
 
-    def weights(self, queries: int, keys: int) -> Weights:
+    def tables(self, queries: int, keys: int) -> Tuple[Optional[Tensor], ...]:
+        """For the last n of m places, weights by distance (H, n + m - 1), rows (H, n), keys (H, m) and bias (H, n)."""
         rows, bias = (self.at(t, slice(keys - queries, keys)) for t in (self.alpha, self.spatial_bias))
         if self.gamma is not None:
             gamma = self.gamma[keys - queries : keys].expand(self.config.heads, -1)
             rows = gamma if rows is None else gamma * rows
             bias = None if bias is None else gamma * bias
         weight = by_distance(self.time_weight, self.config.causal, queries, keys)
-        return Weights(weight, rows, self.at(self.beta, slice(0, keys)), bias)
+        return weight, rows, self.at(self.beta, slice(0, keys)), bias
 
     def state_shapes(self) -> Dict[str, Shape]:
         return self.cache_shapes(0, self.config.width)
@@ -113,7 +104,7 @@ class GatedMLP(TimeMixer):
                 values = self.value_norm(values)
             values = values.unsqueeze(1)
             cache = state.cache.append(values[..., :0], values, c.chunk_size)
-            weight, rows, keys, bias = self.weights(1, cache.values.size(1))
+            weight, rows, keys, bias = self.tables(1, cache.values.size(1))
             for factor in (rows, keys):
                 weight = weight if factor is None else weight * factor  # (H, m)
             mixed = weighted_sum_by_head(weight, cache.values)
