@@ -184,12 +184,6 @@ class StepGraph:
         return tuple(map(block, self.blocks)), segments
 
 
-def chunk_sizes(decoder: Any) -> Set[Optional[int]]:
-    """Those of all layers; None if a layer, or cross attention, counts all tokens."""
-    sizes = {getattr(layer.mixer.config, "chunk_size", None) for layer in decoder.layers}
-    return sizes | {None} if any(layer.cross_attention is not None for layer in decoder.layers) else sizes
-
-
 class GraphState:
     """The state of a decoder in the storage of a graph; copies and pickles of it are `DecoderState`s."""
 
@@ -202,7 +196,11 @@ class GraphState:
         rows: Optional[int] = None,  # before the first token, when the state has none
     ):
         self.graphs, self.decoder, self.packed = graphs, decoder, packed
-        self.longest, self.chunk_sizes = decoder.longest, chunk_sizes(decoder)
+        self.longest = decoder.longest
+        # Of all layers; None if a layer, or cross attention, counts all tokens.
+        self.chunk_sizes = {getattr(layer.mixer.config, "chunk_size", None) for layer in decoder.layers}
+        if state.blocks[0].cross is not None:
+            self.chunk_sizes.add(None)
         self.checked = False
         self._enter(state, rows)
 
@@ -286,7 +284,7 @@ class GraphState:
 
 
 class StepGraphs:
-    """The graphs of one decoder; copies and pickles of it are empty."""
+    """The graphs of one decoder."""
 
     def __init__(self):
         self.graphs: List[StepGraph] = []  # the last one used is last
@@ -388,9 +386,6 @@ class StepGraphs:
         graph.user = weakref.ref(user)
         self.graphs.append(graph)
         return graph
-
-    def __reduce__(self) -> Tuple:
-        return StepGraphs, ()
 
 
 def _nobody() -> None:

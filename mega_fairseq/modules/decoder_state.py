@@ -40,49 +40,44 @@ class DecoderState(NamedTuple):
         This state must not be used afterwards, since its caches are overwritten. With dropout in generation, rows are
         not `alike`: those of the same tokens have other states.
         """
-        rows = batch_size(self.blocks[0].mixer)
         chosen = order.cpu()
-        if torch.equal(chosen, torch.arange(rows, device="cpu")):
+        if torch.equal(chosen, torch.arange(batch_size(self.blocks[0].mixer), device="cpu")):
             return self
-        move = _move(self, order, chosen, rows, alike)
-        blocks = tuple(past.reorder(*move[:3]) for past in self.blocks)
-        segments = None if self.segments is None else self.segments.select(order, move.sources)
-        return self._replace(blocks=blocks, shared=move.shared, segments=segments)
+        last, sources, shared = self._differences(chosen, alike)
+        sources = None if sources is None else sources.to(order.device)
+        blocks = tuple(past.reorder(order, last, sources) for past in self.blocks)
+        segments = None if self.segments is None else self.segments.select(order, sources)
+        return self._replace(blocks=blocks, shared=shared, segments=segments)
+
+    def _differences(self, order: Tensor, alike: bool) -> Tuple[Optional[int], Optional[Tensor], Optional[Tensor]]:
+        """How rows differ from those that they continue, by an order (R',) on the CPU, and the next `shared`.
+
+        First the number of last tokens in which they may differ, None for all, and the sources (S',) that remain, or
+        that of each row if sentences are mixed, None for all. The b rows of a sentence are consecutive, before and
+        after.
+        """
+        if self.blocks[0].cross is None:  # without a source, the sentence of a row is unknown
+            return None, None, None
+        sources = self.blocks[0].cross.keys.size(0)
+        beams = batch_size(self.blocks[0].mixer) // sources
+        sentence = order // beams
+        if order.numel() % beams or not torch.equal(sentence, sentence[::beams].repeat_interleave(beams)):
+            return None, sentence, None
+        kept = sentence[::beams]  # (S',)
+        beam = (order % beams).view(-1, beams)  # (S', b) which beam of its sentence each one continues
+        shared = self.shared
+        if shared is None:
+            shared = torch.zeros(sources, beams, beams, dtype=torch.long, device="cpu")
+        common = shared[kept].gather(1, beam.unsqueeze(2).expand(-1, -1, beams))  # by the parent and each beam
+        last, left = None, kept
+        if torch.equal(kept, torch.arange(sources, device="cpu")):
+            with_parent = common.diagonal(dim1=1, dim2=2)  # shared by the parent and the previous row at this position
+            moved = beam != torch.arange(beams, device="cpu")
+            last, left = self.length - int(with_parent[moved].min()), None
+        shared = common.gather(2, beam.unsqueeze(1).expand(-1, beams, -1))
+        if alike:
+            shared = shared.masked_fill(beam.unsqueeze(2) == beam.unsqueeze(1), self.length)  # the same parent
+        return last, left, shared
 
     def __reduce__(self) -> Tuple:
         return DecoderState, (self.blocks, self.length, self.shared, None, self.segments)  # the next step packs again
-
-
-class Move(NamedTuple):
-    """How an order changes the state; the b rows of a sentence are consecutive, before and after."""
-
-    order: Tensor  # (R',) the row that each new row continues
-    last: Optional[int]  # number of last tokens in which rows may differ from those they continue; None if all
-    sources: Optional[Tensor]  # (S',) the sources that remain, or that of each row if sentences are mixed; None for all
-    shared: Optional[Tensor]
-
-
-def _move(state: DecoderState, order: Tensor, chosen: Tensor, rows: int, alike: bool) -> Move:
-    if state.blocks[0].cross is None:  # without a source, the sentence of a row is unknown
-        return Move(order, None, None, None)
-    sources = state.blocks[0].cross.keys.size(0)
-    beams = rows // sources
-    sentence = chosen // beams
-    if chosen.numel() % beams or not torch.equal(sentence, sentence[::beams].repeat_interleave(beams)):
-        return Move(order, None, sentence.to(order.device), None)
-    kept = sentence[::beams]  # (S',)
-    beam = (chosen % beams).view(-1, beams)  # (S', b) which beam of its sentence each one continues
-    shared = state.shared
-    if shared is None:
-        shared = torch.zeros(sources, beams, beams, dtype=torch.long, device="cpu")
-    common = shared[kept].gather(1, beam.unsqueeze(2).expand(-1, -1, beams))  # by the parent and each beam
-    if torch.equal(kept, torch.arange(sources, device="cpu")):
-        with_parent = common.diagonal(dim1=1, dim2=2)  # shared by the parent and the previous row at this position
-        moved = beam != torch.arange(beams, device="cpu")
-        last, left = state.length - int(with_parent[moved].min()), None
-    else:
-        last, left = None, kept.to(order.device)
-    shared = common.gather(2, beam.unsqueeze(1).expand(-1, beams, -1))
-    if alike:
-        shared = shared.masked_fill(beam.unsqueeze(2) == beam.unsqueeze(1), state.length)  # the same parent
-    return Move(order, last, left, shared)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_fairseq.acceleration import packed
+from mega_fairseq.acceleration import steps
 from mega_fairseq.models.decoder import STATE
 from mega_fairseq.models.passes import STEPS
 from mega_fairseq.modules import BlockState, CrossAttentionState, GatedAttentionState
@@ -267,7 +267,7 @@ def take_a_smaller_chunk(decoder):
 @pytest.mark.parametrize("capture", [None, list], ids=["eager sums", "sums in a graph"])
 @pytest.mark.parametrize("change", [change_a_row, change_a_parametrisation, replace_a_projection, take_a_smaller_chunk])
 def test_packed_weights_are_not_stale_after_any_change(change, capture, monkeypatch):
-    monkeypatch.setattr(packed, "capture_on", lambda device: capture)
+    monkeypatch.setattr(steps, "capture_on", lambda device: capture)
     made = model(decoder_chunk_size=5)
     torch.nn.utils.parametrize.register_parametrization(made.decoder.embed_tokens, "weight", Scaled())
     made.make_generation_fast_()
@@ -285,9 +285,9 @@ def test_a_copy_of_a_model_has_its_own_prepared_weights():
     made.make_generation_fast_()
     before = scores_of_steps(made)
     twin = copy.deepcopy(made.decoder)
-    assert made.decoder.steps.cache.made is not None
-    assert twin.steps.cache.made is None
-    assert pickle.loads(pickle.dumps(made.decoder.steps.cache)).made is None
+    assert made.decoder.steps.made is not None
+    assert twin.steps.made is None
+    assert pickle.loads(pickle.dumps(made.decoder.steps)).made is None
     torch.testing.assert_close(scores_of_steps(made), before, rtol=0, atol=0)
 
 
