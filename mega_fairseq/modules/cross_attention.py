@@ -189,7 +189,7 @@ class GatedCrossAttention(Layer):
             stored.setdefault(f"{prefix}segment_scores", _near_lines())
 
     def step(self) -> Callable[..., Tuple[Tensor, CrossAttentionState]]:
-        """The layer for one token at a time, with one projection for the queries and both gates, as of now."""
+        """The layer for one token at a time, with one projection for the queries and both gates."""
         c, norm, position_bias = self.config, self.norm, TabledBias(self.position_bias)
         project, project_hidden = packed(self.queries, self.gates), packed(self.hidden)
         scale = c.shared_dim**-0.5

@@ -104,7 +104,7 @@ class NormalizedFeedForward(Layer):
         return x if align is None else align.back(x), last
 
     def step(self) -> Callable[..., Union[Tensor, Tuple[Tensor, Tensor]]]:
-        """The layer for one token at a time, (R, 1, D) -> (R, 1, D), with the weights of now."""
+        """The layer for one token at a time, (R, 1, D) -> (R, 1, D), with its current weights."""
         c, norm = self.config, self.norm
         activation = ACTIVATIONS[GATED.get(c.activation, c.activation)].forward
         expand, contract = packed(self.expand), packed(self.contract)

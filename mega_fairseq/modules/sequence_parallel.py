@@ -28,7 +28,7 @@ class SequenceParallelState(NamedTuple):
 
 
 class Exchange:
-    """What a block tells its recurrences: the slices of the sequences that it works on, None if they are whole."""
+    """Tells the recurrences of a block which slices of sequences this forward pass has; None for whole sequences."""
 
     slices: Optional[Slices] = None
 
@@ -49,7 +49,7 @@ class SequenceParallelBlock(Block):
 
 
 class InSlices:
-    """What makes a `Recurrence` its twin: it also takes slices of sequences, after the state before all slices."""
+    """A mixin for a `Recurrence`, which then also takes slices of sequences and the state before all slices."""
 
     exchange: Exchange
 

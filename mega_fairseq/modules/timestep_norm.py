@@ -37,7 +37,7 @@ class TimestepNorm(Recurrence):
         return (y if align is None else align.back(y)), state
 
     def step(self) -> Callable[[Tensor, Statistics], Tuple[Tensor, Statistics]]:
-        """The norm for one token x (R, D) after a state, with the weights of now."""
+        """The norm for one token x (R, D) after a state, with its current weights."""
         return lambda x, state: norm_step(x, self.weight, self.bias, state, self.eps)
 
     def entering(self, x: Tensor, before: Optional[Statistics], slices: Slices) -> Tuple[Statistics, Statistics]:

@@ -78,7 +78,7 @@ class AttentionFree(TimeMixer):
     """What all forms share: projections, gate and values.
 
     A form defines `weighted(k, v, batch)`, gamma_t times the weighted mean of the values: k, v (B, L, D) -> (B, L, D),
-    and the next state; and `weigh_token()`, the same for single tokens, with the weights of now.
+    and the next state; and `weigh_token()`, the same for single tokens, with the current weights.
     """
 
     def __init__(self, config: AFTConfig):

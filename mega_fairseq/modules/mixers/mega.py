@@ -85,7 +85,7 @@ class DampedEMA(Recurrence):
         return self.dim, self.truncation - 1 if self.truncation else self.ndim
 
     def step(self) -> Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]:
-        """The causal EMA for one token x (R, D) after a state, with the coefficients of now."""
+        """The causal EMA for one token x (R, D) after a state, with its current coefficients."""
         coefficients = EMACoefficients(*(t.contiguous() for t in self.coefficients()))  # once, not in each step
         taps = window_taps(coefficients, self.truncation) if self.truncation else None
 

@@ -119,7 +119,7 @@ class ComplexEMA(Recurrence):
         return entering_state(x, lambda x: final_state(x, c), partial(decayed, c), slices, before)
 
     def step(self) -> Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]:
-        """The EMA for one token x (R, D) after a state, with the coefficients of now."""
+        """The EMA for one token x (R, D) after a state, with its current coefficients."""
         c = self.coefficients()
         decay = complex_powers(c, 1)
         return lambda x, state: cema_token(x, c, state, self.omega, decay)
