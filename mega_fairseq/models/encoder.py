@@ -70,15 +70,13 @@ class MegaEncoder(Stack, FairseqEncoder):
         Inputs may also be embeddings (B, L, D).
         """
         passes = PASSES if return_all_hiddens else self.passes.for_batch(self, inputs)
-        align, states = self.alignment(padding_mask, passes), []
+        align = self.alignment(padding_mask, passes)
         done = None if align is None else align.done()
         if align is not None:
             inputs, token_types = align.front(inputs), None if token_types is None else align.front(token_types)
         x = _zero_at_pads(self.embed(inputs, as_mask(done), token_types), done)
-        if return_all_hiddens:
-            states.append(x)
-            return Encoded(self.run(x, done, states), align, states)
-        return Encoded(passes.form_of(self.run)(x, done), align, states)
+        states = [x] if return_all_hiddens else None
+        return Encoded(passes.form_of(self.run)(x, done, states), align, states or [])
 
     def run(self, x: Tensor, done: Optional[Alignment] = None, states: Optional[List[Tensor]] = None) -> Tensor:
         """Layers and the final norm on embeddings (B, L, D), pads last; adds the output of each layer to `states`."""

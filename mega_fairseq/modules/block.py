@@ -46,14 +46,6 @@ class BlockState(NamedTuple):
         return BlockState(walk(self.mixer, on_tensor, on_cache), cross, walk(self.feed_forward, on_tensor, on_cache))
 
 
-class BlockParts(NamedTuple):
-    """The parts of a block, in their order, or their forms for single tokens."""
-
-    mixer: Callable[..., Any]
-    cross_attention: Optional[Callable[..., Any]]
-    feed_forward: Optional[Callable[..., Any]]
-
-
 BlockStep = Callable[[Tensor, BlockState], Tuple[Tensor, BlockState]]  # what Block.step() returns
 
 
@@ -86,7 +78,7 @@ class Block(nn.Module):
         self.cross_attention = None if cross_attention is None else GatedCrossAttention(cross_attention)
         self.feed_forward = None if feed_forward is None else NormalizedFeedForward(feed_forward)
         self.dropout_module = DropoutSwitch()
-        for part in self.parts():
+        for part in (self.mixer, self.cross_attention, self.feed_forward):
             if part is not None:
                 part.dropout_module = self.dropout_module
 
@@ -99,7 +91,7 @@ class Block(nn.Module):
         source_padding_mask: Optional[Padding] = None,
         segments: Optional[Segments] = None,
         need_weights: bool = False,
-        parts: Optional[BlockParts] = None,
+        parts: Optional[Tuple[Callable[..., Any], ...]] = None,
     ) -> Union[Tensor, Tuple[Tensor, BlockState], Tuple[Tensor, BlockState, Optional[Tensor]]]:
         """Runs the parts in order.
 
@@ -111,7 +103,7 @@ class Block(nn.Module):
         if not (state is None or isinstance(state, BlockState)):
             raise TypeError(f"state is a {type(state).__name__}, not a BlockState (give masks as padding_mask)")
         mixer_state, cross_state, last = BlockState(None) if state is None else state
-        mixer, cross_attention, feed_forward = parts or self.parts()
+        mixer, cross_attention, feed_forward = parts or (self.mixer, self.cross_attention, self.feed_forward)
         weights, residual = None, x if self.two_hop else None
 
         mixed = mixer(x, mixer_state, padding_mask)
@@ -131,9 +123,6 @@ class Block(nn.Module):
             return x
         state = BlockState(mixer_state, cross_state, last)
         return (x, state, weights) if need_weights else (x, state)
-
-    def parts(self) -> BlockParts:
-        return BlockParts(self.mixer, self.cross_attention, self.feed_forward)
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str) -> None:
         """Same as `Mixer.adapt`, for the tensors of a whole block."""
@@ -159,9 +148,8 @@ class Block(nn.Module):
         Its parts have packed projections and coefficients that are computed here, so it is valid for one generation, in
         which no weight may change.
         """
-        mixer, *others = self.parts()
-        cross_attention, feed_forward = (None if part is None else part.step() for part in others)
-        return partial(self, parts=BlockParts(mixer.step() or mixer, cross_attention, feed_forward))
+        others = (None if part is None else part.step() for part in (self.cross_attention, self.feed_forward))
+        return partial(self, parts=(self.mixer.step() or self.mixer, *others))
 
 
 MegaBlock = Block  # with GatedAttentionConfig, the block of the paper

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import ChunkedConfig, ChunkedMixer
@@ -39,6 +39,10 @@ class TimeConfig(ChunkedConfig):
 
 class TimeMixer(ChunkedMixer):
     """A mixer with tables over the places of a chunk, which do not fit another chunk size."""
+
+    def places(self, learned: bool, value: float = 1.0) -> Optional[nn.Parameter]:
+        """A number for each head and place, if learned: (H, T)."""
+        return nn.Parameter(torch.full((self.config.heads, self.config.chunk_size), value)) if learned else None
 
     def at(self, table: Optional[Tensor], places: slice) -> Optional[Tensor]:
         """A part of a table that may be missing: (..., T) -> (..., n)."""

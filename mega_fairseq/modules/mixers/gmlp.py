@@ -54,17 +54,16 @@ class GatedMLP(TimeMixer):
 
     def __init__(self, config: GatedMLPConfig):
         super().__init__(config)
-        c, places = config, (config.heads, config.chunk_size)
+        c = config
         self.receptance, self.value = (linear(c.dim, c.width, c.init) for _ in range(2))  # R, V
         self.output = linear(c.width, c.dim, c.init)
         self.value_norm = LayerNorm(c.width) if c.value_norm else None
         self.time_weight = nn.Parameter(torch.softmax(curves(c, c.chunk_size), -1))  # (H, T) or (H, 2 T - 1)
         if c.spatial_bias:
             nn.init.uniform_(self.time_weight, -SMALL / c.chunk_size, SMALL / c.chunk_size)
-        self.alpha = nn.Parameter(torch.ones(places)) if c.alpha else None
-        self.beta = nn.Parameter(torch.ones(places)) if c.beta else None
+        self.alpha, self.beta = self.places(c.alpha), self.places(c.beta)
         self.gamma = nn.Parameter(torch.ones(c.chunk_size)) if c.gamma else None
-        self.spatial_bias = nn.Parameter(torch.ones(places)) if c.spatial_bias else None
+        self.spatial_bias = self.places(c.spatial_bias)
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
         values = project(self.value, x, "gelu")  # (B, L, E d)

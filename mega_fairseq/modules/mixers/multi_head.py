@@ -88,14 +88,10 @@ class MultiHeadAttention(TimeMixer):
         self.query, self.key, self.value = (linear(c.dim, c.dim, c.init) for _ in range(3))
         self.output = linear(c.dim, c.dim, c.init)
         before, after = c.time_weight == "before", c.time_weight == "after"
-
-        def places(learned: bool, value: float) -> Optional[nn.Parameter]:
-            return nn.Parameter(torch.full((c.heads, c.chunk_size), value)) if learned else None
-
         self.log_weight = nn.Parameter(curves(c, c.chunk_size)) if before else None  # (H, T) or (H, 2 T - 1)
-        self.log_beta = places(before and c.beta, 0.0)  # (H, T)
+        self.log_beta = self.places(before and c.beta, 0.0)  # (H, T)
         self.time_weight = nn.Parameter(curves(c, c.chunk_size).exp()) if after else None
-        self.alpha, self.beta = places(after and c.alpha, 1.0), places(after and c.beta, 1.0)
+        self.alpha, self.beta = self.places(after and c.alpha), self.places(after and c.beta)
         self.gamma = nn.Parameter(torch.ones(c.chunk_size)) if c.gamma else None
         self.talking = nn.Parameter(torch.eye(c.heads)) if c.talking_heads else None
 
@@ -157,9 +153,9 @@ class MultiHeadAttention(TimeMixer):
         dtype = product_dtype(q, cast_dtype(q))
         rows = heads * max(1, TILE_SCORES // (queries * keys * heads))  # whose weights fit into the cache
         tensors = (q.to(dtype), k.to(dtype), v.to(dtype), padding, keep)
-        parts = zip(*(repeat(None) if t is None else t.split(rows) for t in tensors))
+        pieces = zip(*(repeat(None) if t is None else t.split(rows) for t in tensors))
         with without_autocast(q):
-            return torch.cat([checkpoint(mixture, *part, use_reentrant=False) for part in parts]).to(cast_dtype(v))
+            return torch.cat([checkpoint(mixture, *piece, use_reentrant=False) for piece in pieces]).to(cast_dtype(v))
 
     def step(self) -> MixerStep:
         """Attention for one token, with one projection for queries, keys and values."""
