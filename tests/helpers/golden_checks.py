@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from tests.helpers.golden_cases import Case, build, cases, released_gradients
 
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4  # absolute, specified with the cases
-UNIT_ROUNDOFF = 2**-24  # of single precision
 INPUTS = ("x", "query", "key")
 
 Loss = Callable[..., Tensor]  # (module, inputs by name) -> scalar
@@ -39,11 +38,6 @@ def pieces(length: int, sizes: Sequence[int]) -> List[Tuple[int, int]]:
         start = bounds[-1][1] if bounds else 0
         bounds.append((start, min(length, start + sizes[len(bounds) % len(sizes)])))
     return bounds
-
-
-def splits(case: Case, length: int) -> List[List[int]]:
-    """Sizes of pieces: as recorded, single tokens, uneven, a single last token, a single first token, one piece."""
-    return [case.segments, [1], [3, 5, 1, 8, 2], [max(1, length - 1), 1], [1, length], [length]]
 
 
 def in_pieces(
@@ -132,12 +126,16 @@ def assert_released_gradients(case: Case, loss: Loss) -> None:
     """Compares every recorded gradient of parameters and inputs.
 
     The comparison is in double precision, where results do not depend on the order of additions, and so not on the
-    processor. Single precision is then compared with double precision.
+    processor. Models compare those in single precision (`assert_all_gradients`).
     """
-    exact = gradients_of(case, loss, torch.float64)
+    module = build(case).double()
+    inputs = {
+        name: case.inputs[name].to(torch.float64, copy=True).requires_grad_() for name in INPUTS if name in case.inputs
+    }
+    loss(module, **inputs).backward()
+    leaves = {**dict(module.named_parameters()), **inputs}
     for name, released in {**released_gradients(case), **case.input_gradients}.items():
-        assert_outputs(exact[name], released.double(), f"gradient of {name}", GRADIENT_TOLERANCE)
-    assert_single_precision(case, loss, exact)
+        assert_outputs(leaves[name].grad, released.double(), f"gradient of {name}", GRADIENT_TOLERANCE)
 
 
 def assert_all_gradients(case: Case, model: nn.Module, check: Check = assert_outputs, **inputs: Tensor) -> None:
@@ -147,37 +145,6 @@ def assert_all_gradients(case: Case, model: nn.Module, check: Check = assert_out
     assert leaves.keys() == expected.keys()
     for name, leaf in leaves.items():
         check(leaf.grad, expected[name].to(leaf.dtype), f"gradient of {name}", GRADIENT_TOLERANCE)
-
-
-def assert_single_precision(case: Case, loss: Loss, exact: Dict[str, Tensor]) -> None:
-    """Checks that gradients in single precision are `exact` to 1e-5 of the largest entry, or of 1.
-
-    In an ill-conditioned case the bound is 4 times the change caused by rounding parameters and inputs. It is computed
-    in double precision, so it does not depend on the processor either.
-    """
-    rounded = [gradients_of(case, loss, torch.float64, seed) for seed in range(3)]
-    for name, ours in gradients_of(case, loss, torch.float32).items():
-        largest = max(1.0, float(exact[name].abs().max()))
-        change = max(float((draw[name] - exact[name]).abs().max()) for draw in rounded)
-        tolerance = max(1e-5 * largest, 4 * change)
-        assert_outputs(ours, exact[name], f"gradient of {name} in single precision", tolerance)
-
-
-def gradients_of(case: Case, loss: Loss, precision: torch.dtype, seed: Optional[int] = None) -> Dict[str, Tensor]:
-    """Gradients of loss(module, inputs) for all parameters and inputs, by name, as float64.
-
-    With a seed, each value is first changed by one unit roundoff of single precision, up or down at random.
-    """
-    module = build(case).to(precision)
-    inputs = {name: case.inputs[name].to(precision, copy=True) for name in INPUTS if name in case.inputs}
-    leaves = {**dict(module.named_parameters()), **inputs}
-    random = torch.Generator().manual_seed(seed or 0)
-    for leaf in leaves.values():
-        if seed is not None:
-            leaf.data *= 1 + UNIT_ROUNDOFF * (2 * torch.randint(0, 2, leaf.shape, generator=random) - 1)
-        leaf.requires_grad_()
-    loss(module, **inputs).backward()
-    return {name: leaf.grad.double() for name, leaf in leaves.items()}
 
 
 def assert_batch_statistics(case: Case, module: nn.Module) -> None:

@@ -3,9 +3,8 @@
 Rows alone and without pads were recorded as well: they are the truth for a padded batch.
 """
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -14,15 +13,12 @@ from mega_fairseq.cli.convert.names import HEAD
 from mega_fairseq.models import MegaClassifier
 from tests.helpers.golden_cases import Case, state_dict
 from tests.helpers.golden_checks import OUTPUT_TOLERANCE, assert_all_gradients, assert_outputs, each
-from tests.helpers.golden_models import PAD
 from tests.helpers.golden_models import model as golden_model
 
 HEAD_NAME = HEAD.rpartition(".")[2]
 INPUTS = ("src_tokens", "src_lengths", "src_tokens1", "src_lengths1")
-PADS = 5
 
 classifiers = each("classifier")
-padded = each("classifier", where=lambda case: case.config["vocabulary"] is not None)
 of_training = each("classifier", where=lambda case: "logits_train" in case.outputs)
 
 
@@ -39,12 +35,6 @@ def run(model: MegaClassifier, given: Dict[str, Tensor]) -> Tuple[Tensor, Tensor
     """Logits and features."""
     logits, extra = model(**given, features_only=True, classification_head_name=HEAD_NAME)
     return logits, extra["features"]
-
-
-def with_pads(tokens: Tensor) -> Tensor:
-    """Tokens (B, L) -> (B, L + PADS), with some of the pads in front."""
-    longer = torch.cat([tokens, tokens.new_full((len(tokens), PADS), PAD)], 1)
-    return torch.stack([row.roll((3 * i + 2) % PADS) for i, row in enumerate(longer)])
 
 
 def assert_near(ours: Tensor, released: Tensor, what: str, tolerance: float) -> None:
@@ -102,18 +92,3 @@ def test_a_training_pass_gives_the_released_logits_and_batch_statistics(case):
     expected = state_dict(Case(**{**vars(case), "parameters": {**case.parameters, **after}}))
     for name, buffer in buffers.items():
         assert_outputs(buffer.float(), expected[name].float(), name)
-
-
-@padded
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@torch.no_grad()
-def test_pads_on_any_side_change_neither_logits_nor_batch_statistics(case, training):
-    """Deviation: batch norm counts pads in the release, and padding in front moves chunks."""
-    plain, other = (golden_model(case).train(training) for _ in range(2))
-    given: Dict[str, Any] = {name: with_pads(t) for name, t in inputs(case).items() if t.dim() == 2}
-    expected, _ = run(plain, inputs(case))
-    assert_outputs(run(other, given)[0], expected, "logits")
-    for (name, buffer), theirs in zip(plain.named_buffers(), other.buffers()):
-        assert_outputs(theirs.float(), buffer.float(), name)
-    if training and "released_wrong_logits_train" in case.outputs:
-        assert not torch.allclose(expected, case.outputs["released_wrong_logits_train"], atol=1e-2)

@@ -81,14 +81,15 @@ def test_targets_of_a_batch_get_the_released_log_probabilities(case):
 
 
 @each_evaluation
-@pytest.mark.parametrize("pieces", ["whole", "as released", 1, 7])
-def test_any_pieces_give_the_released_log_probabilities_with_or_without_truncation(case, chunk, chunks, pieces):
-    size, name = {"whole": 0, "as released": chunk * chunks}.get(pieces, pieces), f"seq_chunk{chunk}_nums{chunks}"
-    model = golden_model(case, decoder_chunk_size=chunk)
-    assert_log_probs(case, scores(model, case, tokens_of_a_row=size), f"whole_chunk{chunk}")
+def test_the_recorded_pieces_give_the_released_log_probabilities_and_the_whole_those_with_truncation(
+    case, chunk, chunks
+):
+    """test_lm_model.py compares other pieces."""
+    name = f"seq_chunk{chunk}_nums{chunks}"
+    assert_log_probs(case, scores(golden_model(case, decoder_chunk_size=chunk), case), f"whole_chunk{chunk}")
     model = golden_model(case, decoder_chunk_size=chunk, truncated=False)
-    assert_log_probs(case, scores(model, case, tokens_of_a_row=size), name)
-    assert_log_probs(case, scores(model, case, slice(0, 1), tokens_of_a_row=size), f"{name}_row0_alone")
+    assert_log_probs(case, scores(model, case, tokens_of_a_row=chunk * chunks), name)
+    assert_log_probs(case, scores(model, case, slice(0, 1), tokens_of_a_row=chunk * chunks), f"{name}_row0_alone")
 
 
 @each_evaluation

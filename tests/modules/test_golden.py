@@ -1,9 +1,11 @@
 """Full passes of every module equal the released ones: outputs to 1e-5, every gradient to 1e-4, absolute.
 
 Kernels and gradients of EMA cases are in test_golden_ema.py, streams (carried states) in test_golden_streams.py. Where
-the release is wrong, test_golden_deviations.py asserts the right values (docs/paper-deviations.md).
+the release is wrong (docs/paper-deviations.md), its outputs without pads are right, and tests/properties shows that
+pads change nothing.
 """
 
+from mega_fairseq.modules import CrossAttentionState
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention.scores import laplace, relu2
 from mega_fairseq.ops.diagonals import toeplitz_matrix
@@ -86,6 +88,24 @@ def test_cross_attention_gives_every_released_gradient(case):
         y, _ = module(query, key, source_padding_mask=case.padding)
         return (y * case.inputs["cotangent"]).sum()
 
+    assert_released_gradients(case, loss)
+
+
+@each("cross", where=lambda case: case.padding is not None)
+def test_cross_attention_that_counts_pads_as_positions_equals_the_released_one(case):
+    """Deviation: this is the only reason why released left-padded cases differ, in values and gradients."""
+
+    def output(module, query, key, **options):
+        projected = module.project_source(key)
+        state = CrossAttentionState(projected.keys, projected.values, case.padding, 0)
+        return module(query, None, state, **options)
+
+    def loss(module, query, key):
+        return (output(module, query, key)[0] * case.inputs["cotangent"]).sum()
+
+    y, _, weights = output(golden.build(case), case.inputs["query"], case.inputs["key"], need_weights=True)
+    assert_outputs(y, case.outputs["y"], "y")
+    assert_outputs(weights, case.outputs["attn_weights"], "attn_weights")
     assert_released_gradients(case, loss)
 
 

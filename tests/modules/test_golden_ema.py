@@ -1,8 +1,7 @@
 """The EMA sub-layer equals the released one in kernels, coefficients, final states and every gradient.
 
 The release also computes outputs at pads, and its losses contain them. `released_ema` builds this from our operators,
-so that complete gradients can be compared. Our sub-layer has zeros at pads; test_golden_deviations.py compares its
-gradients.
+so that complete gradients can be compared. Our sub-layer has zeros at pads.
 """
 
 import torch

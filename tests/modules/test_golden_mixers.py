@@ -36,11 +36,21 @@ def test_a_mixer_gives_the_outputs_and_zeros_at_pads(case, precision):
 
 
 @each("mixer", "block", where=lambda case: case.causal)
-def test_any_split_of_a_mixer_gives_the_outputs(case):
+def test_the_recorded_pieces_give_the_outputs_and_states(case):
     module, x = built(case, torch.float64)
-    for sizes in checks.splits(case, x.size(1)):
-        y, _ = checks.in_pieces(module, x, case.padding, sizes)
-        assert_outputs(y, case.outputs["y_incremental"], f"y in pieces of {sizes}", EXACT)
+    y, states = checks.in_pieces(module, x, case.padding, case.segments)
+    assert_outputs(y, case.outputs["y_incremental"], "y", EXACT)
+    last = states[-1].mixer if case.kind == "block" or case.config.get("token_shift") else states[-1]
+    if "state_memory" in case.outputs:
+        assert_outputs(last.memory, case.outputs["state_memory"], "memory", EXACT)
+        assert last.finished.tolist() == case.outputs["state_finished"].tolist()
+    if "state_cema" in case.outputs:
+        pieces = {"state1": states[0], "state2": states[1]} if case.config["segments"] else {}
+        for name, state in {**pieces, "state": last}.items():
+            parts = {"cema": state.ema, "count": state.norm.count, "mean": state.norm.mean, "var": state.norm.var}
+            for part, ours in {**parts, "open": torch.as_tensor(state.cache.place).flatten()}.items():
+                expected = case.outputs[f"{name}_{part}"].double()
+                assert_outputs(ours.double().expand_as(expected), expected, f"{name}_{part}", EXACT)
 
 
 @PRECISIONS
@@ -52,34 +62,6 @@ def test_a_mixer_gives_every_gradient(case, precision):
     ours = {**{name: p.grad for name, p in module.named_parameters()}, "x": x.grad}
     for name, expected in {**golden.released_gradients(case), **case.input_gradients}.items():
         assert_outputs(ours[name].double(), expected, f"gradient of {name}", gradient_tolerance(case, precision))
-
-
-@each("mixer", where=lambda case: "state_memory" in case.outputs)
-def test_the_memory_of_flash_equals_the_reference_for_any_split(case):
-    module, x = built(case, torch.float64)
-    for sizes in checks.splits(case, x.size(1)):
-        state = checks.in_pieces(module, x, case.padding, sizes)[1][-1]
-        state = state.mixer if case.config["token_shift"] else state
-        assert_outputs(state.memory, case.outputs["state_memory"], f"memory after pieces of {sizes}", EXACT)
-        assert state.finished.tolist() == case.outputs["state_finished"].tolist()
-
-
-@each("mixer", "block", where=lambda case: "state_cema" in case.outputs)
-def test_the_states_of_megalodon_equal_the_reference_after_each_recorded_piece(case):
-    module, x = built(case, torch.float64)
-    for sizes in checks.splits(case, x.size(1)):
-        states = checks.in_pieces(module, x, case.padding, sizes)[1]
-        checked = {"state": states[-1]}
-        if sizes == case.segments and case.config["segments"]:
-            checked.update(state1=states[0], state2=states[1])
-        for name, state in checked.items():
-            state = state.mixer if case.kind == "block" else state
-            parts = {"cema": state.ema, "count": state.norm.count, "mean": state.norm.mean, "var": state.norm.var}
-            for part, ours in {**parts, "open": torch.as_tensor(state.cache.place).flatten()}.items():
-                expected = case.outputs[f"{name}_{part}"].double()
-                assert_outputs(
-                    ours.double().expand_as(expected), expected, f"{name}_{part} in pieces of {sizes}", EXACT
-                )
 
 
 @each("mixer", where=lambda case: "mask" in case.outputs)
