@@ -183,8 +183,6 @@ def padded(rows: List[Tensor], left: bool) -> Tensor:
 
 
 LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 13)
-# An example of each mixer of encoders.
-FIRST = {mixer_of(name): name for name, c in reversed(list(EXAMPLES.items())) if not c.causal_only}.values()
 
 
 def documents(seed: int = 0, lengths: Sequence[int] = LENGTHS) -> List[Tensor]:

@@ -6,6 +6,7 @@ are right. The release truncates the EMA of a decoder in a full pass, but not in
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from tests.helpers.golden_cases import Case
@@ -58,6 +59,25 @@ def test_every_sentence_of_a_batch_has_the_logits_that_the_release_gives_it_alon
         alone, _ = model(**inputs(case, row))
         torch.testing.assert_close(alone[0], expected, **TOLERANCE)
         torch.testing.assert_close(batch[row][real(case)[row]], expected, **TOLERANCE)
+
+
+class Logits(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, src_tokens, prev_output_tokens):
+        return self.model(src_tokens, None, prev_output_tokens)[0]
+
+
+@pytest.mark.slow
+@each("translation model", where=lambda case: "chunk" in case.name)
+@torch.no_grad()
+def test_a_model_that_torch_exports_gives_its_logits(case):
+    model, given = Logits(golden_model(case)), inputs(case)
+    arguments = given["src_tokens"], given["prev_output_tokens"]
+    exported = torch.export.export(model, arguments, strict=False).module()
+    torch.testing.assert_close(exported(*arguments), model(*arguments), **TOLERANCE)
 
 
 @right_padded
