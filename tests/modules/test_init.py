@@ -1,4 +1,4 @@
-"""First values: projections at the released scale or, with `scaled`, at that of their width; tables of AFT."""
+"""First values: projections at the released scale or, with `scaled`, at that of their width; tables over places."""
 
 import pytest
 import torch
@@ -100,3 +100,38 @@ def test_tables_of_local_aft_start_above_the_weight_of_older_tokens_and_end_at_i
     distances = torch.arange(4) if causal else torch.arange(-3, 4).abs()
     torch.testing.assert_close(weight[0], (3 - distances) / 4)
     assert not weight[1].any()
+
+
+@pytest.mark.parametrize("options", [{"time_weight": "before"}, {"time_weight": "after"}])
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_time_weighting_starts_with_the_same_curves_before_and_after_the_softmax(options, causal):
+    module = MIXERS["attention"](8, heads=4, chunk_size=9, causal=causal, **options).build()
+    table = module.time_weight.log() if module.log_weight is None else module.log_weight
+    assert table.shape == (4, 9 if causal else 17)
+    assert torch.equal(table, table.flip(-1)) != causal
+    zero = 0 if causal else 8  # index of distance 0
+    expected = [-3.0 * 9 ** (-(head + 1) / 3) for head in range(3)] + [0.0]
+    torch.testing.assert_close(table[:, zero + 3], torch.tensor(expected))
+
+
+@torch.no_grad()
+def test_attention_starts_as_plain_attention_if_all_places_weigh_the_same():
+    x = torch.randn(2, 7, 8)
+    plain = MIXERS["attention"](8, heads=2, chunk_size=4).build()
+    expected, _ = plain(x)
+    for time_weight in ("before", "after"):
+        options = {"alpha": time_weight == "after", "beta": True, "gamma": True, "talking_heads": True}
+        module = MIXERS["attention"](8, heads=2, chunk_size=4, time_weight=time_weight, **options).build()
+        module.load_state_dict(plain.state_dict(), strict=False)
+        (module.log_weight if time_weight == "before" else module.time_weight).fill_(time_weight == "after")
+        torch.testing.assert_close(module(x)[0], expected)
+
+
+@torch.no_grad()
+def test_gmlp_starts_as_an_average_of_the_past_or_with_a_bias_as_a_feed_forward_layer():
+    plain = MIXERS["gmlp"](8, heads=2, chunk_size=5).build()
+    torch.testing.assert_close(plain.time_weight.sum(-1), torch.ones(2))
+    gated = MIXERS["gmlp"](8, heads=2, chunk_size=5, spatial_bias=True).build()
+    assert gated.time_weight.abs().max() <= 1e-3 / 5
+    assert torch.equal(gated.spatial_bias, torch.ones(2, 5))

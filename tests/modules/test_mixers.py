@@ -140,3 +140,34 @@ def test_states_made_in_inference_mode_continue_outside_of_it(name):
     y, state = made(x[:, 3:5], state)
     torch.testing.assert_close(y, expected[:, 3:5])
     torch.testing.assert_close(made(x[:, 5:], state)[0], expected[:, 5:])
+
+
+def sparse(**options):
+    return MIXERS["sparse"](16, **{"heads": 4, **options}).build().double().eval()
+
+
+@pytest.mark.parametrize("combine", ["merged", "heads", "interleaved"])
+@pytest.mark.parametrize(("window", "sizes"), [(None, (3,)), (14, (13, 2)), (14, (40,))], ids=str)
+@torch.no_grad()
+def test_a_fixed_state_has_an_open_block_and_summaries(combine, window, sizes):
+    stride, kept = 5, 4
+    module = sparse(stride=stride, summary=2, subblocks=2, chunk_size=window, combine=combine)
+    x, state, place = torch.randn(2, 40, 16).double(), None, 0
+    width = 0 if combine == "interleaved" else 16  # layer 0 sees no summaries
+    while place < 40:
+        size = sizes[place % len(sizes)]
+        _, state = module(x[:, place : place + size], state)
+        place = min(40, place + size)
+        blocks, rest = divmod(place % (window or 41), stride)
+        assert state.open.keys.shape == state.open.values.shape == (2, rest, 16)
+        assert state.summaries.keys.shape == state.summaries.values.shape == (2, blocks * kept, width)
+
+
+def test_a_state_of_another_stride_is_refused():
+    x = torch.randn(2, 7, 16).double()
+    _, state = sparse(stride=8, summary=2)(x)
+    with pytest.raises(ValueError, match="state has another stride"):
+        sparse(stride=4, summary=2)(x, state)
+    _, state = sparse(stride=5, summary=1)(x)
+    with pytest.raises(ValueError, match="state has another stride or summary"):
+        sparse(stride=5, summary=2)(x, state)
