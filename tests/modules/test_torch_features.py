@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules import module as of_all_modules
 
-from mega_fairseq.modules import EXAMPLES, Block, BlockState, FeedForwardConfig, GatedCrossAttentionConfig
+from mega_fairseq.modules import EXAMPLES, MIXERS, Block, BlockState, FeedForwardConfig, GatedCrossAttentionConfig
 from mega_fairseq.ops import precision
 from tests.helpers.pretended_device import DEVICE, PretendedDevice, moved
 
 DIM, LENGTH = 4, 13
 CROSS = "mega, cross attention"
 every_block = pytest.mark.parametrize("name", [*EXAMPLES, CROSS])
+every_mixer = pytest.mark.parametrize("name", [*MIXERS, CROSS])
 
 
 def block(name):
@@ -67,28 +68,20 @@ def replace(made, name, module):
 OF_SOURCE = {"cross_attention.keys", "cross_attention.values"}  # called once, before the first token
 
 
-@every_block
-def test_a_forward_hook_on_every_projection_fires_in_sequences_and_in_single_tokens(name):
+HOOKS = [("each", name) for name in (*EXAMPLES, CROSS)]
+HOOKS += [(kind, CROSS) for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")]  # of all modules
+
+
+@pytest.mark.parametrize(("kind", "name"), HOOKS)
+def test_hooks_see_every_projection_in_sequences_and_in_single_tokens(kind, name):
     made, calls = block(name), set()
     expected = outputs(made)
     _, state = made(inputs(4), start(made))
-    for path, module in projections(made).items():
-        module.register_forward_hook(lambda module, args, y, path=path: calls.add(path))
-    torch.testing.assert_close(outputs(made), expected)
-    assert calls == set(projections(made))
-    calls.clear()
-    with torch.no_grad():
-        made.step()(inputs(1), state)
-    assert calls == set(projections(made)) - OF_SOURCE
-
-
-@every_block
-@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
-def test_hooks_of_all_modules_see_every_projection_in_sequences_and_in_single_tokens(name, kind):
-    made, calls = block(name), set()
-    expected = outputs(made)
-    _, state = made(inputs(4), start(made))
-    handle = getattr(of_all_modules, f"register_module_{kind}_hook")(lambda module, *_: calls.add(module))
+    if kind == "each":
+        for module in projections(made).values():
+            handle = module.register_forward_hook(lambda module, *_: calls.add(module))
+    else:
+        handle = getattr(of_all_modules, f"register_module_{kind}_hook")(lambda module, *_: calls.add(module))
     try:
         y = outputs(made)
         y.sum().backward()
@@ -169,8 +162,12 @@ def subclass(made):
     return [module.weight for module in projections(made).values()]
 
 
-@every_block
-@pytest.mark.parametrize("change", [adapt, parametrise, subclass, pytest.param(add_lora, marks=pytest.mark.slow)])
+CHANGES = [(name, adapt) for name in (*EXAMPLES, CROSS)]
+CHANGES += [(name, change) for name in (CROSS, "gau", "megalodon") for change in (parametrise, subclass)]
+CHANGES += [pytest.param(name, add_lora, marks=pytest.mark.slow) for name in (CROSS, "megalodon")]
+
+
+@pytest.mark.parametrize(("name", "change"), CHANGES)  # one function asks whether a projection is plain
 def test_changes_of_all_projections_change_outputs_and_get_gradients(name, change):
     made = block(name)
     before, added = generated(made), change(made)
@@ -181,7 +178,7 @@ def test_changes_of_all_projections_change_outputs_and_get_gradients(name, chang
     assert all(parameter.grad.any() for parameter in added)
 
 
-@every_block
+@every_mixer
 @torch.no_grad()
 def test_projections_without_a_bias_equal_those_with_a_bias_of_zero(name):
     made = block(name)
@@ -197,7 +194,7 @@ def test_projections_without_a_bias_equal_those_with_a_bias_of_zero(name):
     torch.testing.assert_close(generated(made), steps)
 
 
-@every_block
+@every_mixer
 @torch.no_grad()
 def test_dynamic_quantisation_of_projections_takes_effect(name):
     made = block(name)
@@ -215,9 +212,10 @@ QUANTISED = {
 }
 
 
-@every_block
 @pytest.mark.slow  # importing torchao
-@pytest.mark.parametrize("config", QUANTISED)
+@pytest.mark.parametrize(
+    ("name", "config"), [*((name, "int8") for name in MIXERS), *((CROSS, config) for config in QUANTISED)]
+)
 @torch.no_grad()
 def test_weights_that_torchao_quantises_take_effect(name, config):
     quantization = pytest.importorskip("torchao.quantization")
@@ -230,7 +228,7 @@ def test_weights_that_torchao_quantises_take_effect(name, config):
     torch.testing.assert_close(generated(quantised), outputs(quantised)[:, 4:], atol=0.05, rtol=0.05)
 
 
-@every_block
+@every_mixer
 def test_functional_call_uses_the_parameters_it_is_given(name):
     made, other = block(name), block(name)
     with torch.no_grad():
@@ -241,7 +239,7 @@ def test_functional_call_uses_the_parameters_it_is_given(name):
     assert torch.equal(y, other(inputs(), state)[0])
 
 
-@every_block
+@every_mixer
 def test_meta_and_fake_tensors_pass_through_a_block(name):
     made, x = block(name).to("meta"), torch.empty(2, LENGTH, DIM, device="meta")
     y, state = made(x, start(made, x))
