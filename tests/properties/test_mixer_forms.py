@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from mega_fairseq.modules import EXAMPLES, Mixer
+from mega_fairseq.modules import EXAMPLES, MIXERS, Mixer
 from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.ops.helpers import Recorder, kept_for_backward, relative_error
 from tests.properties import broken
@@ -48,8 +48,13 @@ def outputs(mixer, x):
     return mixer(x)[0] if mixer.config.causal else mixer(x)
 
 
+# The first example of each mixer, and causally also one with other options and token shift.
+LONG = [(form, causal) for form in MIXERS for causal in (True, False) if causal or not EXAMPLES[form].causal_only]
+LONG += [(form, True) for form, example in EXAMPLES.items() if example.token_shift]
+
+
 @pytest.mark.slow
-@every_direction
+@pytest.mark.parametrize(("form", "causal"), LONG)
 @torch.no_grad()
 def test_outputs_over_8192_tokens_in_half_precision_are_accurate_to_one_percent(form, causal):
     mixer, x = build(form, causal), torch.randn(1, 8192, DIM)
