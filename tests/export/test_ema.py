@@ -1,4 +1,4 @@
-"""The EMA in a graph is that of its definition: with fewer poles, in blocks, in both directions, token by token."""
+"""The EMA in a graph is that of its definition: with fewer poles, and in blocks in both directions."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_fairseq.export import ema as exported
-from mega_fairseq.export.ema import BLOCK, Poles, ema_both_directions, ema_of_past, ema_token, poles, reduced
+from mega_fairseq.export.ema import BLOCK, Poles, ema_both_directions, poles, reduced
 from mega_fairseq.modules import DampedEMA
 from mega_fairseq.ops.ema.naive import EMACoefficients, ema_naive
 from tests.helpers.exported import assert_near, random, run
@@ -108,46 +108,3 @@ def test_the_same_kernel_in_both_directions_is_detected(truncation):
     (y,) = run(lambda g, x: ema_both_directions(g, x, forward, forward, module.omega, truncation), x)
     with pytest.raises(AssertionError):
         assert_near(y, definition(module, x, truncation=truncation))
-
-
-# ------------------------------------------------------------------------------------------- after a state
-
-
-def test_tokens_that_continue_any_rows():
-    """Three rows of four states, in another order at each step."""
-    module, draw = ema(), np.random.default_rng(1)
-    (kernel,) = poles(module)
-    state, texts = np.zeros((3, kernel.states, DIM), np.float32), np.zeros((3, 0, DIM), np.float32)
-    for step in range(40):
-        order, x = draw.integers(0, 3, 3), random(3, DIM, seed=step)
-        texts = np.concatenate([texts[order], x[:, None]], 1)
-        y, state = run(lambda g, *given: ema_token(g, *given, kernel, module.omega), x, state, order)
-        assert_near(y, definition(module, texts)[:, -1])
-
-
-def pieces_of(draw, length):
-    cuts = sorted(draw(st.lists(st.integers(1, length - 1), max_size=4, unique=True))) if length > 1 else []
-    return list(zip([0, *cuts], [*cuts, length]))
-
-
-def check_pieces(length, pieces, carry, **options):
-    module, x = ema(**options), random(1, length, DIM)
-    (kernel,) = poles(module)
-    state, found = np.zeros((kernel.states, DIM), np.float32), []
-    for start, stop in pieces:
-        y, after = run(lambda g, *given: ema_of_past(g, *given, kernel, module.omega), x[:, start:stop], state)
-        state, found = carry(state, after), [*found, y]
-    assert_near(np.concatenate(found, 1), definition(module, x))
-
-
-@given(st.data(), st.sampled_from([*LENGTHS, 5, 90]), st.sampled_from([1, 16]), st.sampled_from([0.3, 3.0]))
-@examples(25)
-def test_any_pieces_of_a_text(data, length, ndim, spread):
-    check_pieces(length, pieces_of(data.draw, length), lambda _, after: after, ndim=ndim, spread=spread)
-
-
-@pytest.mark.parametrize("stop", [1, BLOCK - 1, BLOCK, BLOCK + 1])
-def test_a_state_that_is_not_carried_from_piece_to_piece_is_detected(stop):
-    check_pieces(50, [(0, stop), (stop, 50)], lambda _, after: after)
-    with pytest.raises(AssertionError):
-        check_pieces(50, [(0, stop), (stop, 50)], lambda before, _: before)

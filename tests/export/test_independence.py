@@ -24,7 +24,6 @@ from tests.helpers.exported import (
     translation,
 )
 from tests.helpers.profiles import examples
-from tests.helpers.small_models import EOS
 
 each = pytest.mark.parametrize("name", ["whole", "laplace", "chunks", "no ends"])
 LENGTHS = st.lists(st.integers(1, 3 * CHUNK), min_size=2, max_size=11)
@@ -66,24 +65,6 @@ def test_sentences_have_the_same_hypotheses_in_any_split_of_a_batch(name, full):
         check_split(translation(**SEARCHED[name])[1], sources(*lengths, seed=seed), cuts, beam=beam, **limits)
 
     check()
-
-
-@each
-def test_free_storage_does_not_change_a_search(name, monkeypatch):
-    translator, rows = translation(**SEARCHED[name])[1], sources(9, 3, 30, 14, 1)
-    expected = ours(translator, rows, **OPTIONS)
-    for free in (1, 3, 100):
-        monkeypatch.setattr(decoder, "FREE_OF_BATCHES", free)
-        assert_same(ours(translator, rows, **OPTIONS), expected, tolerance=1e-5, tie=1e-6)
-
-
-def test_a_sentence_that_must_end_at_once_has_one_hypothesis_among_others():
-    """It stays in the batch of others for a while, where it must not go on."""
-    translator, rows = translation(**SEARCHED["no ends"])[1], sources(3, *[30] * 10)
-    options = {"beam": 4, "max_len_a": 0.1, "max_len_b": 0, "min_len": 0}
-    together, alone = (ours(translator, some, **options)[0] for some in (rows, rows[:1]))
-    assert_same([together], [alone], tolerance=1e-5)
-    assert [tokens for tokens, _ in alone] == [[EOS]]
 
 
 def test_searches_do_not_depend_on_those_before_them():

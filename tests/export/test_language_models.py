@@ -17,12 +17,17 @@ MODELS = {
     "sixteen states": {"decoder_n_dim": 16, "share_decoder_input_output_embed": True, "output_bias": True},
     "whole": {"decoder_chunk_size": -1},
     "whole, simple": {"decoder_chunk_size": -1, "rel_pos_bias": "simple", "max_target_positions": 100},
-    "rope": {"rel_pos_bias": "rope", "decoder_chunk_size": 8},
-    "laplace": {"attention_activation_fn": "laplace", "rel_pos_bias": "t5"},
+    "whole, laplace": {"decoder_chunk_size": -1, "attention_activation_fn": "laplace", "rel_pos_bias": "rope"},
+    "rope": {"rel_pos_bias": "rope", "decoder_chunk_size": 8, "share_decoder_input_output_embed": True},
+    "laplace": {
+        "attention_activation_fn": "laplace", "rel_pos_bias": "t5", "share_decoder_input_output_embed": True,
+        "output_dense": True,
+    },
     "relu2": {"attention_activation_fn": "relu2", "rel_pos_bias": "alibi", "decoder_chunk_size": 1},
     "narrow, dense": {"decoder_input_dim": 6, "output_dense": True, "normalize_embedding": True},
+    "narrow, not scaled": {"decoder_input_dim": 6, "no_scale_embedding": True, "rel_pos_bias": "none"},
     "postnorm": {"normalize_before": False, "ffn_activation_fn": "geglu", "normalization_type": "rmsnorm"},
-}
+}  # fmt: skip
 each = pytest.mark.parametrize("name", MODELS)
 LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 31, 32, 33, 67]
 TOLERANCE = {"atol": 2e-5, "rtol": 0}
@@ -77,6 +82,12 @@ def test_any_pieces_and_then_tokens_in_beams(name):
         check_split(name, length, cuts, steps, seed)
 
     check()
+
+
+@pytest.mark.parametrize("cut", [1, 31, 32, 33, 64])
+def test_pieces_that_end_at_the_edges_of_blocks(cut):
+    """The EMA's blocks have 32 tokens."""
+    check_split("sixteen states", 67, [cut], 0)
 
 
 @pytest.mark.parametrize("forgotten", ["ema", "keys"])

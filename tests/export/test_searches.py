@@ -1,8 +1,7 @@
-"""The runtime finds the hypotheses of fairseq's search and of the project's, with their scores."""
+"""The runtime finds the hypotheses of fairseq's search, with their scores."""
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,14 +11,11 @@ from tests.helpers.exported import (
     CHUNK,
     SEARCHED,
     assert_same,
-    net_input,
     ours,
-    projects,
     sources,
     theirs,
     translation,
 )
-from tests.helpers.golden_models import PAD
 from tests.helpers.profiles import examples
 from tests.helpers.small_models import EOS, TYPES
 
@@ -52,14 +48,6 @@ def test_hypotheses_and_scores_are_those_of_fairseqs_search(name, case):
     assert_same(found, theirs(model, rows, **options))
 
 
-@each
-@given(case=searches())
-@examples(10)
-def test_hypotheses_and_scores_are_those_of_the_projects_search(name, case):
-    (rows, options), (model, translator) = case, translation(**SEARCHED[name])
-    assert_same(ours(translator, rows, **options), projects(model, rows, **options))
-
-
 @pytest.mark.parametrize("length", LENGTHS)
 def test_the_length_of_a_sentence_limits_its_own_translation(length):
     """Also among longer ones, where fairseq takes the longest source of the batch."""
@@ -69,23 +57,6 @@ def test_the_length_of_a_sentence_limits_its_own_translation(length):
     found = ours(translator, rows, **options)
     for row, alone in zip(rows, found):
         assert_same([alone], theirs(model, [row], **options))
-
-
-@each
-def test_a_search_of_one_beam_takes_the_likeliest_token_each_time(name):
-    model, translator = translation(**SEARCHED[name])
-    for row in sources(5, 20):
-        found, total = [], 0.0
-        while EOS not in found:
-            with torch.no_grad():
-                scores = model(**net_input([row]), prev_output_tokens=torch.tensor([[EOS, *found]]))
-                log_probs = model.get_normalized_probs(scores, log_probs=True)[0, -1]
-            log_probs[[PAD, *([] if found else [EOS])]] = -torch.inf  # at least one token
-            found.append(int(log_probs.argmax()) if len(found) < 20 else EOS)
-            total += float(log_probs[found[-1]])
-        ((tokens, score),) = ours(translator, [row], beam=1, max_len_b=20)[0]
-        assert tokens == found
-        assert score == pytest.approx(total / len(found), abs=1e-5)
 
 
 @pytest.mark.parametrize(("source", "target"), [(30, 20), (20, 30), (16, 16)])

@@ -164,9 +164,3 @@ def test_a_step_that_sees_other_tokens_is_detected(monkeypatch, full, twin, name
     twin(monkeypatch)
     with pytest.raises(AssertionError):
         check(*exported(name), **CASE)
-
-
-def test_more_sentences_and_beams_than_before_find_their_storage():
-    """Storage is kept from one search to the next."""
-    for lengths, beams in (([3], 1), ([9, 4, 6], 4), ([2, 2], 3)):
-        check(*cached("whole"), lengths, beams, 30, 0)

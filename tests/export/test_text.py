@@ -106,14 +106,6 @@ def test_lines_are_translated_in_their_order_each_as_alone():
     assert translator.translate([""])[0].text == ""
 
 
-@pytest.mark.parametrize("size", [1, 20, 10_000])
-def test_batches_of_any_size_give_the_same_lines(monkeypatch, size):
-    translator = translation(**SEARCHED["chunks"])[1]
-    expected = [line.text for line in translator.translate(LINES)]
-    monkeypatch.setattr(translator, "batch_tokens", size)
-    assert [line.text for line in translator.translate(iter(LINES), beam=5)] == expected
-
-
 def test_a_stream_gives_lines_before_it_reads_all():
     translator, read = translation(**SEARCHED["chunks"])[1], []
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from mega_fairseq.export.folder import write_classifier, write_language_model, write_translation
 from mega_fairseq.export.graph import Graph, Weights
 from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask, MegaDocumentTranslationTask
-from mega_fairseq.tasks.generator import MegaGenerator
 from mega_fairseq.tasks.prediction import Classifier
 from mega_runtime import LanguageModel, Translator
 from tests.helpers.golden_models import dictionary
@@ -181,20 +180,13 @@ FAIRSEQ_NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_pe
 Found = List[List[Tuple[List[int], float]]]
 
 
-def searched(kind: type, model: nn.Module, rows: Sequence[Sequence[int]], **options: Any) -> Found:
-    """Tokens and scores that fairseq's search, or the project's, finds for a batch; options by the runtime's names."""
+def theirs(model: nn.Module, rows: Sequence[Sequence[int]], **options: Any) -> Found:
+    """Tokens and scores that fairseq's search finds for a batch; options by the runtime's names."""
     options = {"beam": 5, "max_len_a": 0, "max_len_b": 200, "min_len": 1, **options}
     words = {FAIRSEQ_NAMES.get(name, name): value for name, value in options.items()}
-    found = kind([model], model.decoder.dictionary, **words).generate([model], {"net_input": net_input(rows)})
+    generator = SequenceGenerator([model], model.decoder.dictionary, **words)
+    found = generator.generate([model], {"net_input": net_input(rows)})
     return [[(h["tokens"].tolist(), float(h["score"])) for h in each] for each in found]
-
-
-def theirs(model: nn.Module, rows: Sequence[Sequence[int]], **options: Any) -> Found:
-    return searched(SequenceGenerator, model, rows, **options)
-
-
-def projects(model: nn.Module, rows: Sequence[Sequence[int]], **options: Any) -> Found:
-    return searched(MegaGenerator, model, rows, **options)
 
 
 def ours(translator: Translator, rows: Sequence[Sequence[int]], **options: Any) -> Found:
