@@ -1,4 +1,4 @@
-"""The command `mega-runtime`, as a process that cannot import anything of this project but mega_runtime."""
+"""The command `mega-runtime`: in this process, or as one that can import nothing of this project but mega_runtime."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mega_runtime import Classifier, Translator
+from mega_runtime.command import main
 from tests.helpers.commands import ROOT
 from tests.helpers.exported import CHUNKS, SEARCHED, documents, exported_classifier, language, translation
 
@@ -29,14 +30,25 @@ def outside(tmp_path_factory):
 
 
 @pytest.fixture
-def command(outside):
-    """Runs `mega-runtime ARGUMENTS` with this text or these bytes; returns exit code, stdout and stderr."""
+def process(outside):
+    """Runs `mega-runtime ARGUMENTS` with this text as its input; returns exit code, stdout and stderr."""
 
     def call(*arguments, text=""):
         words = [sys.executable, "-m", "mega_runtime", *map(str, arguments)]
-        given = text if isinstance(text, bytes) else text.encode()
-        result = subprocess.run(words, input=given, capture_output=True, timeout=60, **outside)
+        result = subprocess.run(words, input=text.encode(), capture_output=True, timeout=60, **outside)
         return result.returncode, result.stdout.decode(), result.stderr.decode()
+
+    return call
+
+
+@pytest.fixture
+def command(capsys, tmp_path):
+    """The same without a new process, with this text or these bytes in a file."""
+
+    def call(*arguments, text=""):
+        (tmp_path / "given").write_bytes(text if isinstance(text, bytes) else text.encode())
+        code = main([*map(str, arguments), "--input", str(tmp_path / "given")])
+        return code, *capsys.readouterr()
 
     return call
 
@@ -70,9 +82,9 @@ def text_of(lines):
 # ------------------------------------------------------------------------------------------- translate
 
 
-def test_lines_are_translated_in_their_order(command):
+def test_lines_are_translated_in_their_order(process, command):
     expected = text_of(line.text for line in model().translate(LINES))
-    code, said, err = command("translate", folder(), text=text_of(LINES))
+    code, said, err = process("translate", folder(), text=text_of(LINES))
     assert (code, said) == (0, expected)
     assert re.fullmatch(r"7 lines in [\d.]+ s\n", err)
     for options in (["--threads", 2], ["--batch-tokens", 1], ["--batch-tokens=50", "--threads=1"]):
@@ -109,11 +121,10 @@ def test_as_many_hypotheses_of_each_line_with_scores(command):
     assert (code, said) == (0, text_of([*shown[0], "0.0000\t", "0.0000\t", *shown[1]]))
 
 
-def test_a_file_instead_of_standard_input(command, tmp_path, refuses):
-    (tmp_path / "lines").write_text(text_of(LINES))
-    expected = text_of(line.text for line in model().translate(LINES))
-    assert command("translate", folder(), "--input", tmp_path / "lines", text="w9\n")[:2] == (0, expected)
-    refuses("translate", folder(), "--input", tmp_path / "none", words=["none", "No such file"])
+def test_a_file_that_is_not_there_is_named(process, tmp_path):
+    code, said, err = process("translate", folder(), "--input", tmp_path / "none")
+    assert (code, said, err.count("\n")) == (1, "", 1)
+    assert f"No such file or directory: '{tmp_path / 'none'}'" in err
 
 
 def test_paragraphs_keep_their_white_space(command):
@@ -184,9 +195,9 @@ def test_wrong_folders_are_refused(refuses, tmp_path):
     refuses("continue", folder(), words=["contains a translation model", "language model"])
 
 
-def test_usage(command):
-    assert command("--version")[0] == 0
-    assert "--threads" in command("translate", "--help")[1]
+def test_usage(process):
+    assert process("--version")[0] == 0
+    assert "--threads" in process("translate", "--help")[1]
 
 
 @pytest.mark.parametrize(
@@ -197,13 +208,13 @@ def test_usage(command):
         (["translate", "x", "--beam=two"], "mega-runtime translate: argument --beam: invalid int value: 'two'; "),
     ],
 )
-def test_a_wrong_option_is_named_in_one_line(command, words, said):
-    code, out, err = command(*words)
+def test_a_wrong_option_is_named_in_one_line(process, words, said):
+    code, out, err = process(*words)
     program = said.split(":")[0]
     assert (code, out, err) == (2, "", f"{said}{program} --help lists what there is\n")
 
 
-def test_a_folder_is_described(command, refuses, tmp_path):
+def test_a_folder_is_described(process, tmp_path):
     ours = documents(ends=2.0, cross_attention_positions="sentence", **CHUNKS)[2]
     kinds = {
         folder(): ["translation model", "float32", "8,192 (target)"],
@@ -214,10 +225,12 @@ def test_a_folder_is_described(command, refuses, tmp_path):
         exported_classifier("tokens", pairs=True): ["pairs of tokens"],
     }
     for path, words in kinds.items():
-        code, said, err = command("info", path)
+        code, said, err = process("info", path)
         assert (code, err) == (0, "")
         assert not [word for word in [*words, "half-lives, median", "format             1, "] if word not in said], said
-    refuses("info", tmp_path, words=["config.json", "No such file"])
+    code, said, err = process("info", tmp_path)
+    assert (code, said, err.count("\n")) == (1, "", 1)
+    assert "config.json" in err
 
 
 def test_a_reader_that_stops_ends_the_command_quietly(outside):
