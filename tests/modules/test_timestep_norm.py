@@ -14,9 +14,7 @@ from mega_fairseq.ops.timestep_norm import Statistics, merged, statistics, times
 from mega_fairseq.ops.timestep_norm.naive import no_statistics, norm_step
 from tests.helpers.golden_checks import assert_outputs, each
 from tests.ops.helpers import assert_same, kept_for_backward, noise, with_gradients
-from tests.properties import broken
-from tests.properties.contracts import check_batch_independence, check_split_anywhere
-from tests.properties.layers import randomise, with_state
+from tests.properties.layers import randomise
 
 BATCH, DIM, GROUPS = 3, 8, 2
 EPS = 1e-5
@@ -100,11 +98,10 @@ def test_statistics_and_outputs_do_not_drift_over_100_000_tokens():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mean", "pieces", "single"), [(10.0, 2e-5, 2e-4), (100.0, 1e-4, 1e-3)])
 @torch.no_grad()
-def test_without_float64_outputs_after_100_000_tokens_are_this_accurate(mean, pieces, single, monkeypatch):
+def test_without_float64_outputs_after_100_000_tokens_are_this_accurate(monkeypatch):
     """In pieces, whose sums are relative to the mean before them, and token by token."""
-    x = (noise(1, 100_032, DIM) + mean).float()
+    x = (noise(1, 100_032, DIM) + 100.0).float()
     exact, *_ = outputs(timestep_norm, x.double(), None, None)
     monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("cpu",))
     monkeypatch.setattr(torch.Tensor, "cumsum", in_float32)
@@ -113,11 +110,11 @@ def test_without_float64_outputs_after_100_000_tokens_are_this_accurate(mean, pi
         y, state = norm(piece, state)
         ys.append(y)
     assert {t.dtype for t in (y, *state[1:])} == {torch.float32}
-    assert (torch.cat(ys, 1) - exact).abs().max() < pieces
+    assert (torch.cat(ys, 1) - exact).abs().max() < 1e-4
     step, state = norm.step(), no_statistics(x, GROUPS)
     for token in x.unbind(1):
         y, state = step(token, state)
-    assert (y - exact[:, -1]).abs().max() < single
+    assert (y - exact[:, -1]).abs().max() < 1e-3
 
 
 def in_float32(x, dim):
@@ -163,41 +160,9 @@ def test_constant_groups_give_finite_outputs_and_gradients():
     assert x.grad.isfinite().all()
 
 
-def test_half_precision_and_autocast_leave_the_statistics_in_float64():
-    x, norm = noise(2, 9, DIM, dtype=torch.float32) * 1e4, TimestepNorm(DIM, GROUPS)
-    expected, _ = norm(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = norm(x)
-    assert torch.equal(y, expected)
-    y, state = norm.half()(x.half(), state)
-    assert y.dtype == torch.float16
-    assert y.isfinite().all()
-    assert {t.dtype for t in state[1:]} == {torch.float64}
-
-
 def test_a_forward_pass_keeps_its_input_and_no_other_large_tensor():
     x, norm = noise(2, 50, 64, dtype=torch.float32, grad=True), TimestepNorm(64, GROUPS)
     assert sum(kept_for_backward(lambda: norm(x))) < 1.2 * x.numel()
 
 
 # ------------------------------------------------------------------------------------------- broken twins
-
-
-def layer():
-    return with_state(randomise(TimestepNorm(4, 1), 5))
-
-
-@broken.mistake
-def counts_pads(step, x, state, mask):
-    pads = torch.zeros(x.shape[:2], dtype=torch.bool) if mask is None else mask
-    y, state = step(x.masked_fill(pads.unsqueeze(-1), 0.0), state, None)
-    return y.masked_fill(pads.unsqueeze(-1), 0.0), state
-
-
-def test_pads_in_statistics_and_gradients_that_stop_at_a_cut_are_rejected():
-    rows, left = [noise(7, 4), noise(4, 4)], torch.arange(7) < torch.tensor([[0], [3]])
-    check_batch_independence(layer(), rows, left)
-    with pytest.raises(AssertionError, match="outputs in a batch, row 1"):
-        check_batch_independence(counts_pads(layer()), rows, left)
-    with pytest.raises(AssertionError, match="gradient"):
-        check_split_anywhere(broken.detaches_its_state(layer()), noise(2, 9, 4), [4, 5])

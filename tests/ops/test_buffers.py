@@ -64,16 +64,6 @@ def test_a_piece_that_completes_a_chunk_gets_no_buffer():
     assert torch.equal(cache.keys, expected)
 
 
-@torch.no_grad()
-def test_appending_to_an_older_state_leaves_newer_states_unchanged():
-    old, before = grown([4])
-    new = old.append(*tokens(1, seed=1), None)
-    branch = old.append(*tokens(1, seed=2), None)
-    assert torch.equal(new.keys, torch.cat([before, next(iter(tokens(1, seed=1)))], 1))
-    assert torch.equal(branch.keys, torch.cat([before, next(iter(tokens(1, seed=2)))], 1))
-    assert torch.equal(old.keys, before)
-
-
 @pytest.mark.parametrize("rows", [[1, 0], [0], [1, 1, 0], [0, 1]])
 @torch.no_grad()
 def test_selected_rows_of_a_state_do_not_write_into_its_buffer(rows):

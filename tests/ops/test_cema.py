@@ -9,12 +9,9 @@ from mega_fairseq.ops import block_scan, precision
 from mega_fairseq.ops.block_scan import BLOCK
 from mega_fairseq.ops.cema import blocks, cema, cema_coefficients, cema_naive, cema_token, naive
 from mega_fairseq.ops.cema.blocks import final_state
-from mega_fairseq.ops.ema import ema, ema_coefficients
 from mega_fairseq.ops.padding import to_front
 from tests.helpers.golden_checks import assert_outputs, each
 from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, relative_error, with_gradients
-from tests.properties import broken
-from tests.properties.contracts import Layer, check_batch_independence, check_split_anywhere
 
 BATCH, DIM, NDIM = 2, 3, 4
 LENGTHS = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 4 * BLOCK + 1]
@@ -108,23 +105,6 @@ def test_a_scan_of_complex_states_on_other_devices_equals_that_on_the_cpu(monkey
     assert_equals_the_definition(inputs(5 * BLOCK + 3, state=True))
 
 
-def test_without_angles_and_imaginary_parts_it_is_the_damped_ema():
-    """theta = -40 turns by 1e-17."""
-    p, x = parameters(grad=False), noise(BATCH, BLOCK + 5, DIM, seed=10)
-    p["theta"], p["gamma"] = torch.full_like(p["theta"], -40.0), p["gamma"] * torch.tensor([1.0, 0.0])
-    real = [p[name].unsqueeze(0) for name in ("alpha", "delta")]
-    expected, state = ema(x, ema_coefficients(*real, torch.ones_like(real[0]), p["gamma"][None, ..., 0]))
-    y, end = cema(x, cema_coefficients(**p))
-    torch.testing.assert_close((y, end[..., 0]), (expected, state))
-
-
-@pytest.mark.parametrize("length", [3, BLOCK + 2])
-def test_gradients_of_the_complex_ema_are_those_of_finite_differences(length):
-    tensors = {**parameters(1, 2), "x": noise(1, length, 1, seed=10, grad=True)}
-    tensors["state"] = noise(1, 1, 2, 2, seed=20, grad=True)
-    assert torch.autograd.gradcheck(lambda *args: of(cema)(**dict(zip(tensors, args))), tuple(tensors.values()))
-
-
 def test_the_operators_of_complex_blocks_pass_the_checks_of_torch():
     c, x = [t.detach().requires_grad_() for t in cema_coefficients(**parameters())], noise(BATCH, 6, DIM, grad=True)
     torch.library.opcheck(blocks._tables, (*c, 5))
@@ -134,34 +114,6 @@ def test_the_operators_of_complex_blocks_pass_the_checks_of_torch():
 
 
 # ------------------------------------------------------------------------------ pieces and pads
-
-
-def layer():
-    p = parameters()
-
-    def step(x, state, mask):
-        x, align, _ = to_front(x, mask)
-        y, state = cema(x, cema_coefficients(**p), state, None, None if align is None else align.lengths)
-        return (y if align is None else align.back(y)), state
-
-    return Layer(step, list(p.values()))
-
-
-@broken.mistake
-def forgets_imaginary_parts(step, x, state, mask):
-    return step(x, None if state is None else state * torch.tensor([1.0, 0.0]), mask)
-
-
-def test_any_pieces_and_pads_give_the_results_of_whole_rows_and_mistakes_are_found():
-    rows = [noise(7, DIM), noise(4, DIM), noise(0, DIM), noise(2, DIM)]
-    mask = torch.tensor([[0] * 7, [0, 1, 0, 0, 1, 0, 1], [1] * 7, [1, 1, 1, 1, 1, 0, 0]]).bool()
-    check_batch_independence(layer(), rows, mask)
-    with pytest.raises(AssertionError, match="row 1"):
-        check_batch_independence(broken.ages_at_pads(layer()), rows, mask)
-    x, cuts = noise(BATCH, 2 * BLOCK + 5, DIM), [1, 1, BLOCK, BLOCK - 1, 4]
-    check_split_anywhere(layer(), x, cuts)
-    with pytest.raises(AssertionError, match="off by"):
-        check_split_anywhere(forgets_imaginary_parts(layer()), x, cuts)
 
 
 # ------------------------------------------------------------------------------ precision

@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from mega_fairseq.ops.sparse import Sparsity, sparse_attention, sparse_attention_naive, visible_places
+from mega_fairseq.ops.sparse import Sparsity, sparse_attention, sparse_attention_naive
 from mega_fairseq.ops.sparse import parts as sparse_parts
 from tests.ops.helpers import (
-    Recorder,
     assert_close,
     assert_same,
-    kept_for_backward,
     noise,
     relative_error,
     with_gradients,
@@ -104,16 +102,6 @@ def test_of_finished_blocks_only_the_summaries_are_needed(pattern, sets, small_t
         assert_same(with_gradients(ours, inputs), truth)
 
 
-def test_the_number_of_keys_that_a_query_sees():
-    for size in (6, 23):
-        strided = Sparsity("strided", "first", 4)
-        assert (visible_places(strided, 1, size)[0].sum(1) == torch.arange(1, size + 1).clamp_max(5)).all()
-        columns = visible_places(strided._replace(sets="second"), 1, size)[0].sum(1)
-        assert (columns == torch.arange(size) // 4 + 1).all()
-        fixed = visible_places(Sparsity("fixed", "merged", 4, summary=1), 1, size)[0].sum(1)
-        assert (fixed == torch.arange(size) // 4 + torch.arange(size) % 4 + 1).all()
-
-
 @each_pattern
 def test_gradients_with_dropout_are_those_of_finite_differences(pattern):
     def attend(*tensors):
@@ -169,17 +157,3 @@ def test_weights_and_gradients_are_exact_beside_scores_of_any_size(pattern):
         for name in ("output 0", "gradient of v"):
             assert relative_error(found[name], truth[name]) < error, name
         assert all(bool(found[name].isfinite().all()) for name in ("gradient of q", "gradient of k"))
-
-
-@pytest.mark.parametrize("pattern", ["strided", "fixed"])
-@pytest.mark.parametrize("sets", ["merged", "heads"])
-@each_direction
-def test_no_tensor_grows_with_the_square_of_the_length_and_little_is_kept(pattern, sets, causal):
-    length = 4096
-    sparsity = PATTERNS[pattern]._replace(sets=sets, causal=causal, stride=64)
-    inputs = qkv(length, length, groups=1, heads=2, width=8, dtype=torch.float32)
-    with Recorder() as recorded:
-        kept = sum(kept_for_backward(lambda: sparse_attention(**inputs, sparsity=sparsity)))
-        with_gradients(form(sparse_attention, sparsity), inputs)
-    assert recorded.largest <= sparse_parts.TILE_SCORES
-    assert kept <= 6 * inputs["q"].numel()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mega_fairseq.modules import EXAMPLES, DampedEMA, GatedAttentionConfig, Mixer
+from mega_fairseq.modules.timestep_norm import TimestepNorm
 from tests.properties import broken, reference, reference_mixers
 from tests.properties.broken import as_class
 from tests.properties.contracts import (
@@ -41,6 +42,10 @@ def no_pads(length: int) -> torch.Tensor:
 
 def ema() -> Layer:
     return with_state(randomise(DampedEMA(DIM, 2), 5))
+
+
+def timestep_norm() -> Layer:
+    return with_state(randomise(TimestepNorm(DIM, 1), 5))
 
 
 def both_ways() -> Layer:
@@ -89,6 +94,7 @@ CONTROLS = {
         (chunks_of_mega, broken.forgets_its_unfinished_chunk, (X, [5, 4]), "outputs over pieces"),
         (megalodon, broken.forgets_its_unfinished_chunk, (X, [5, 4]), "outputs over pieces"),
         (ema, broken.detaches_its_state, (X, [4, 5]), "gradient"),
+        (timestep_norm, broken.detaches_its_state, (X, [4, 5]), "gradient"),
         (ema, broken.returns_a_wrong_state, (X, [8, 1]), "state after pieces"),
         (gau, as_class(broken.DividesByTheLength), (X, [4, 5]), "outputs over pieces"),
         (tabled, as_class(broken.CountsPlacesInThePiece), (X, [5, 4]), "outputs over pieces"),
@@ -119,6 +125,7 @@ CONTROLS = {
         (means, instead(partial(means, counts_pads=True)), (ROWS, LEFT), "outputs in a batch, row 1"),
         (ema, broken.normalises_over_time, (list(X), no_pads(9)), "outputs in a batch"),
         (ema, broken.ages_at_pads, (ROWS, RIGHT, TAILS), "after a batch, row 1"),
+        (timestep_norm, broken.ages_at_pads, (ROWS, LEFT), "outputs in a batch, row 1"),
     ],
     check_nothing_from_the_future: [
         (ema, broken.normalises_over_time, (X, OTHER, 4), "when the rest changes"),

@@ -8,18 +8,20 @@ from hypothesis import strategies as st
 from tests.helpers.profiles import examples
 from tests.properties.layers import BIDIRECTIONAL, CAUSAL, DIM, recipes, seeds
 
+PADS = torch.tensor([[True, False, False, True, False]])
+
 
 @pytest.mark.parametrize("kind", [*CAUSAL, *BIDIRECTIONAL])
 @examples(10)
-@given(data=st.data(), seed=seeds)
-def test_second_derivatives_are_right_or_refused(kind, data, seed):
+@given(data=st.data(), seed=seeds, mask=st.sampled_from((None, PADS)))
+def test_second_derivatives_are_right_or_refused(kind, data, seed, mask):
     layer = data.draw(recipes(kind)).layer()
     torch.manual_seed(seed)
     x, direction = torch.randn(2, 1, 5, DIM, dtype=torch.float64).unbind()
 
     def slope(x, **options):
         x = x.detach().requires_grad_()
-        loss = layer.step(x, layer.start(), None)[0].square().sum()
+        loss = layer.step(x, layer.start(), mask)[0].square().sum()
         return x, *torch.autograd.grad(loss, x, **options)
 
     found = refused = None
