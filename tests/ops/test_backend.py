@@ -84,6 +84,14 @@ def test_forms_may_be_modules(chosen):
     assert forms.of(x, suits=False) is (naive if chosen == "naive" else plain)
 
 
+def test_an_unknown_backend_is_refused(monkeypatch):
+    monkeypatch.setenv("MEGA_BACKEND", "fast")
+    backend._choose.cache_clear()
+    with pytest.raises(ValueError, match="MEGA_BACKEND is 'fast'"):
+        Forms(naive, plain)(torch.ones(2))
+    backend._choose.cache_clear()
+
+
 def test_tensors_without_numbers_take_the_form_of_their_device(monkeypatch):
     monkeypatch.delenv("MEGA_BACKEND", raising=False)
     backend._choose.cache_clear()

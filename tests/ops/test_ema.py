@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from mega_fairseq.ops import backend, block_scan
-from mega_fairseq.ops import ema as ema_folder
+from mega_fairseq.ops import block_scan
 from mega_fairseq.ops.block_scan import BLOCK
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive, ema_token, window_taps
 from mega_fairseq.ops.ema.blocks import ema_kernel, final_state
@@ -109,20 +108,6 @@ def test_a_block_scan_on_other_devices_equals_that_on_the_cpu(monkeypatch):
     monkeypatch.setattr(block_scan, "_one_after_the_other", block_scan._by_doubling)
     assert_same(with_gradients(of(ema), inputs(5 * BLOCK + 3, state=True)), truth)
     assert_same(with_gradients(of(ema), inputs(5 * BLOCK + 3, 2)), truth_both)
-
-
-def test_a_variable_chooses_the_definition_for_debugging(monkeypatch):
-    monkeypatch.setattr(ema_folder, "ema_blocks", None)
-    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
-        of(ema)(**inputs(BLOCK + 1))
-    monkeypatch.setenv("MEGA_BACKEND", "naive")
-    backend._choose.cache_clear()
-    assert_equals_the_definition(inputs(BLOCK + 1))
-    monkeypatch.setenv("MEGA_BACKEND", "fast")
-    backend._choose.cache_clear()
-    with pytest.raises(ValueError, match="MEGA_BACKEND is 'fast'"):
-        of(ema)(**inputs(BLOCK + 1))
-    backend._choose.cache_clear()
 
 
 def test_the_operator_of_blocks_passes_the_checks_of_torch():
