@@ -11,7 +11,10 @@ import tarfile
 from pathlib import Path
 from typing import Any, Dict, Iterable, List
 
+from omegaconf import DictConfig
+
 from tests.helpers.commands import ROOT
+from tests.helpers.configurations import training
 from tests.helpers.forking import python, write_script
 
 EXAMPLES = ROOT / "examples"
@@ -104,6 +107,14 @@ def fake_python(place: Path, condition: str, action: str) -> Path:
 def answering(place: Path, tool: str) -> Path:
     """A Python whose fairseq command `tool` only prints the file `answers`."""
     return fake_python(place, f'[ "$2" = fairseq_cli.{tool} ]', f"cat {shlex.quote(str(place))}/answers")
+
+
+def configuration(recipe: Recipe, place: Path, script: str = "train.sh", **variables: Any) -> DictConfig:
+    """What a script trains with, as fairseq-train parses it, without training."""
+    write_words = f"printf '%s\\n' \"$@\" >{shlex.quote(str(place))}/words"
+    python = fake_python(place, '[ "$2" = fairseq_cli.train ]', write_words)
+    recipe.run(script, **{"PYTHON": python, "CHECKPOINTS": place / "checkpoints", **variables})
+    return training(*text(place / "words")[2:])
 
 
 def text(path: Path) -> List[str]:

@@ -1,4 +1,4 @@
-"""The YAML files of examples/hydra train as the presets and options that they name, and resume."""
+"""The YAML files of examples/hydra train as the presets and options that they name, and one resumes."""
 
 import re
 
@@ -31,7 +31,7 @@ def prepare(kind, folder):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples/hydra").iterdir()), ids=lambda path: path.stem)
-def test_a_yaml_file_trains_its_preset_and_resumes(path, tmp_path):
+def test_a_yaml_file_trains_its_preset(path, tmp_path):
     data, overrides, sizes = prepare(path.stem, tmp_path)
     added = [f"++model.{name}={size}" for name, size in sizes.items()]
     words = [
@@ -40,12 +40,13 @@ def test_a_yaml_file_trains_its_preset_and_resumes(path, tmp_path):
         "dataset.max_valid_steps=2",
     ]
     where = [f"task.data={data}", f"checkpoint.save_dir={tmp_path}"]
-    for updates in (2, 3):
+    runs = (2, 3) if path.stem == "translation" else (3,)
+    for updates in runs:
         said = fairseq(
             "hydra-train", "--config-dir", path.parent, "--config-name", path.stem, *words, *where, *overrides, *added,
             f"optimization.max_update={updates}", cwd=tmp_path,
         )  # fmt: skip
-    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt", said)
+    assert bool(re.search(r"Loaded checkpoint .*checkpoint_last.pt", said)) == (len(runs) > 1)
     last = tmp_path / "checkpoint_last.pt"
     state = checkpoint(last)
     assert state["optimizer_history"][-1]["num_updates"] == 3
