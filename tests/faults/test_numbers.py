@@ -52,7 +52,6 @@ SINGLE = [*CPU, *PLUGIN, *SEARCH]
 EVALUATIONS = [
     ("eval-lm", "softmax", [*LM, "--softmax-batch=16"]),
     ("eval-lm", "softmax", [*PLUGIN, "--cpu", "--task=language_modeling", "--tokens-per-sample=100"]),
-    ("generate", "adaptive", [*LM, "--gen-subset=test", "--documents=line", "--prefix-size=1", "--max-len-b=90"]),
     ("generate", "translation", SINGLE),
     ("generate", "translation", [*SINGLE, "--score-reference"]),
 ]

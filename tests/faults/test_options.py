@@ -55,16 +55,11 @@ STATED = [
     for f in fields(config)
     if f.metadata.get("least") is not None
 ]
-# Options whose range a module checks: other options, refused values, accepted values.
+# Options whose range a token mixer checks (tests of modules refuse the others): other options, refused values,
+# accepted values.
 ATTENTION, SPARSE = {"token_mixer": "attention"}, {"token_mixer": "sparse"}
 GMLP, AFT = {"token_mixer": "gmlp", "decoder_chunk_size": 16}, {"token_mixer": "aft", "decoder_aft_form": "local"}
-PROBABILITY = {}, [math.nan, -0.1, 1.0], [0.0, 0.99]
 RANGES = {
-    "decoder_n_dim": ({}, [0, -1], [1, 1000]),
-    "decoder_ffn_embed_dim": ({}, [-1], [0, 1000]),  # 0 omits the layer
-    "decoder_chunk_size": ({}, [0, -2], [-1, 1000]),  # -1 means no chunks
-    "decoder_truncation_length": ({}, [-2], [-1, 0, 1000]),  # -1 follows the option of both sides
-    **{f"{kind}dropout": PROBABILITY for kind in ("", "attention_", "hidden_", "activation_")},
     "decoder_attention_heads": (ATTENTION, [0, -1, 3], [1, 8]),
     "decoder_rotary_dims": (ATTENTION, [-1, 1, 66], [0, 64]),
     "decoder_gmlp_expansion": (GMLP, [0, -1], [1, 3]),

@@ -94,13 +94,6 @@ def test_a_killed_training_resumes_to_the_same_model(training, tmp_path):
     assert_ends_like(training, tmp_path, after=12)
 
 
-def test_a_half_written_checkpoint_is_not_used(training, tmp_path):
-    train(training, tmp_path, fault=partial(faults.killed_in_write, f"{SECOND}.tmp"), code=KILLED)
-    assert (tmp_path / f"{SECOND}.tmp").stat().st_size > 0
-    assert broken(tmp_path) == []
-    assert_ends_like(training, tmp_path, after=6)
-
-
 def test_a_half_copied_best_checkpoint_is_copied_again(training, tmp_path):
     train(training, tmp_path, fault=partial(faults.killed_in_copy, SECOND, BEST), code=KILLED)
     assert broken(tmp_path) == [BEST]
@@ -131,12 +124,16 @@ def half(path):
     return content[: len(content) // 2]
 
 
-@pytest.mark.parametrize(("harm", "finetune"), [("empty", False), ("a failed save before", True)])
-def test_a_broken_last_checkpoint_is_refused(training, harm, finetune, tmp_path):
+@pytest.mark.parametrize("harm", ["empty", "a failed save before", "truncated"])
+def test_a_broken_checkpoint_is_refused(training, harm, tmp_path):
     """fairseq tries to save three times to one file; a successful attempt is appended to the failed ones."""
-    last = training.folder / LAST
-    (tmp_path / LAST).write_bytes(b"" if harm == "empty" else half(last) + last.read_bytes())
-    assert_refused(training, tmp_path, *(["--finetune-from-model", last] if finetune else []))
+    last, option = training.folder / LAST, "--finetune-from-model"
+    if harm == "truncated":
+        (tmp_path / "half.pt").write_bytes(half(last))
+        assert_refused(training, tmp_path, option, tmp_path / "half.pt", path="half.pt", remedy=option)
+    else:
+        (tmp_path / LAST).write_bytes(b"" if harm == "empty" else half(last) + last.read_bytes())
+        assert_refused(training, tmp_path, option, last)
 
 
 def test_all_processes_refuse_the_broken_checkpoint_of_the_first(training, tmp_path):
@@ -160,12 +157,6 @@ def test_evaluation_does_not_search_for_other_checkpoints(training, tmp_path):
     (tmp_path / LAST).write_bytes(b"")
     fairseq("eval-lm", training.data, *LM, "--gen-subset=valid", "--path", tmp_path / "kept.pt")
     MegaLanguageModel.from_pretrained(str(tmp_path), "kept.pt", str(training.data))
-
-
-def test_a_training_does_not_start_from_a_truncated_checkpoint(training, tmp_path):
-    (tmp_path / "half.pt").write_bytes(half(training.folder / LAST))
-    option = "--finetune-from-model"
-    assert_refused(training, tmp_path, option, tmp_path / "half.pt", path="half.pt", remedy=option)
 
 
 def test_checkpoints_of_another_architecture_are_refused(training, tmp_path):

@@ -1,6 +1,5 @@
 """Faults to inject into commands: each is called in the process before the command starts (`fault` of `Running`)."""
 
-import io
 import os
 import resource
 import shutil
@@ -9,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq.trainer import Trainer
 
 
@@ -43,22 +41,6 @@ def killed_in_copy(source: str, target: str) -> None:
         return copy(src, dst, **options)
 
     shutil.copyfile = copy_or_die
-
-
-def killed_in_write(target: str) -> None:
-    """Kills the process when half of the checkpoint `target` has been written."""
-    save = torch.save
-
-    def save_or_die(state: Any, file: Any) -> None:
-        if os.path.basename(file.name) == target:
-            whole = io.BytesIO()
-            save(state, whole)
-            file.write(whole.getvalue()[: whole.tell() // 2])
-            file.flush()
-            _kill()
-        save(state, file)
-
-    torch.save = save_or_die
 
 
 def no_space(size: int) -> None:
