@@ -194,7 +194,6 @@ def test_the_command_classify_takes_fine_tuned_encoders(model, finetuned):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, []),
         ({"num_classes": 5}, [f"{HEAD} starts anew: it has other sizes"]),
         ({"classification_head_name": "other"}, [f"leaving out {HEAD}", "heads.other starts anew"]),
         ({"lm_head": "none"}, ["leaving out encoder.lm_head"]),
@@ -210,15 +209,7 @@ def test_another_training_starts_from_the_weights_of_a_checkpoint_with_other_hea
     first, started = (checkpoint(path)["model"] for path in (finetuned[0], tmp_path / "checkpoint_last.pt"))
     equal = {name for name in first if name in started and torch.equal(first[name], started[name])}
     assert equal >= {name for name in first if name.startswith(("encoder.embed", "encoder.layers"))}
-    assert (f"{HEAD}.out_proj.weight" in equal) == (not said or "lm_head" in options)
-
-
-def test_pairs_are_joined(model, tmp_path):
-    shutil.copytree(model.classes, tmp_path / "pairs")
-    shutil.copytree(model.classes / "input0", tmp_path / "pairs/input1")
-    joined = {"separator_token": 2, "max_positions": 80, "save_dir": tmp_path, "max_update": 1}
-    start = {"finetune_from_model": model.last}
-    assert losses(fairseq("train", tmp_path / "pairs", *words_of(FINE_TUNING, joined, start)))
+    assert (f"{HEAD}.out_proj.weight" in equal) == ("lm_head" in options)
 
 
 def test_values_are_predicted_and_options_ranked(model, tmp_path):

@@ -9,7 +9,6 @@ from tests.helpers.commands import (
     LANGUAGE_MODELS,
     LM,
     PLUGIN,
-    checkpoint,
     fairseq,
     losses,
     perplexity,
@@ -73,14 +72,6 @@ def test_fairseqs_own_criterion_trains_to_the_same_losses(softmax):
     """fairseq's criterion logs three decimals."""
     said = train(softmax.data, "softmax", "--criterion=cross_entropy", "--no-save", updates=4)
     assert losses(said) == pytest.approx(losses(softmax.said)[:4], abs=6e-4)
-
-
-def test_the_best_checkpoint_is_that_of_the_lowest_metric(softmax, tmp_path):
-    words = ["--lr=0.3", "--save-interval-updates=2", "--best-checkpoint-metric=bits_per_token"]  # up and down
-    said = train(softmax.data, "softmax", *words, "--save-dir", tmp_path, updates=6)
-    found = [record["valid_bits_per_token"] for record in records(said, "valid")]
-    assert len(found) == 3
-    assert checkpoint(tmp_path / "checkpoint_best.pt")["extra_state"]["best"] == min(found)
 
 
 @pytest.mark.parametrize("precision", ["--bf16", "--memory-efficient-fp16", "--amp"])
