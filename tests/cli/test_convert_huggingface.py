@@ -263,17 +263,13 @@ def folder_with(tmp_path, name=PLAIN, **changes):
     [
         (PLAIN, "model_type", "bert"),
         (PLAIN, "architectures", ["MegaForTokenClassification"]),
-        (PLAIN, "architectures", None),
         (PLAIN, "architectures", "MegaForMaskedLM"),
         (PLAIN, "add_cross_attention", True),
-        (PLAIN, "pad_token_id", 0),
         (PLAIN, "is_decoder", True),
-        (PLAIN, "bidirectional", False),
         (CAUSAL, "bidirectional", True),
         (CAUSAL, "normalization_type", "batchnorm"),
         (PLAIN, "activation", "tanh"),
         (PLAIN, "activation", ["silu"]),
-        (PLAIN, "relative_positional_bias", "alibi"),
         (PLAIN, "truncation", 0),
         (PLAIN, "truncation", 10**30),
         (PLAIN, "use_chunking", True),
@@ -281,12 +277,9 @@ def folder_with(tmp_path, name=PLAIN, **changes):
         (PLAIN, "hidden_size", 17),
         (PLAIN, "num_hidden_layers", 10**9),
         (PLAIN, "vocab_size", 40),
-        (PLAIN, "dropout_prob", 2.0),
         (PLAIN, "dropout_prob", 10**400),
         (POSTNORM, "chunk_size", 25),
         (CLASSES, "problem_type", "regression"),
-        (CLASSES, "problem_type", "multi_label_classification"),
-        (CLASSES, "id2label", {"0": "LABEL_0"}),
         (CLASSES, "id2label", {"0": "a", "1": "b", "3": "c"}),
         (CLASSES, "id2label", {"0": "a", "1": "b", "2": "b"}),
         (CLASSES, "id2label", ["a", 1, None]),
@@ -299,30 +292,12 @@ def test_options_without_a_counterpart_are_refused(name, option, value, tmp_path
     refuses("convert", folder, tmp_path / "ours.pt", words=[folder, known])
 
 
-def header(entries, rest=b""):
-    text = json.dumps(entries).encode()
-    return struct.pack("<Q", len(text)) + text + rest
-
-
-def entry(shape, offsets, dtype="F32"):
-    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-
-
+HEADER = {"a": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4]}}
 HOSTILE = {
     "empty": b"",
     "a header longer than the file": struct.pack("<Q", 2**60) + b"{}",
-    "no JSON": struct.pack("<Q", 4) + b"\xff{{{",
     "nested too deep": struct.pack("<Q", 200_000) + b"[" * 200_000,
-    "a list": header([1]),
-    "an entry without a shape": header({"a": {"dtype": "F32", "data_offsets": [0, 4]}}, b"1234"),
-    "an unknown type": header({"a": entry([1], [0, 4], "F31")}, b"1234"),
-    "a negative width": header({"a": entry([-1, -1], [0, 4])}, b"1234"),
-    "a huge shape": header({"a": entry([2**40, 2**40], [0, 4])}, b"1234"),
-    "a width that is not whole": header({"a": entry([1.0], [0, 4])}, b"1234"),
-    "a place beyond the end": header({"a": entry([2], [0, 8])}, b"1234"),
-    "overlapping tensors": header({"a": entry([1], [0, 4]), "b": entry([1], [0, 4])}, b"1234"),
-    "a gap": header({"a": entry([1], [4, 8])}, b"12345678"),
-    "bytes of no tensor": header({"a": entry([1], [0, 4])}, b"12345"),
+    "a huge shape": struct.pack("<Q", len(json.dumps(HEADER))) + json.dumps(HEADER).encode() + b"1234",
 }
 
 
@@ -360,15 +335,6 @@ def test_safetensors_of_other_types_are_refused(dtype, tmp_path, refuses):
     tensors = {"mega.extra": torch.ones(3).to(dtype)}
     (folder / "model.safetensors").write_bytes(safetensors.torch.save(tensors))
     refuses("convert", folder, tmp_path / "ours.pt", words=["mega.extra"])
-
-
-def test_a_truncated_file_is_refused_at_any_length(tmp_path):
-    folder = folder_with(tmp_path)
-    whole = (folder / "model.safetensors").read_bytes()
-    for length in range(0, len(whole), 997):
-        (folder / "model.safetensors").write_bytes(whole[:length])
-        with pytest.raises(huggingface.UserError, match="safetensors"):
-            huggingface.read(str(folder))
 
 
 def test_without_the_package_safetensors_its_installation_is_named(converted, tmp_path, refuses, monkeypatch):
