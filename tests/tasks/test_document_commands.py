@@ -1,8 +1,6 @@
-"""Training on windows of documents with real command lines: resumed, in two processes, with hydra, any model."""
+"""Training on windows of documents with real command lines: with hydra, any model, blank lines."""
 
-import functools
 import shutil
-import signal
 import sys
 from argparse import Namespace
 
@@ -19,7 +17,6 @@ from tests.helpers.commands import (
     SMALL,
     STOCK,
     TRAINING,
-    Running,
     checkpoint,
     failure,
     fairseq,
@@ -27,10 +24,7 @@ from tests.helpers.commands import (
     interactive,
     lines,
     on_each_side,
-    records,
-    train_in_processes,
 )
-from tests.helpers.faults import killed_in_update
 from tests.helpers.forking import benchmark
 from tests.helpers.recipes import EXAMPLES, small_bible, text, write
 
@@ -38,7 +32,6 @@ pytestmark = pytest.mark.slow
 
 TASK = [*PLUGIN, "--task=mega_document_translation", "--source-lang=en", "--target-lang=de"]
 DOCUMENTS = [*TASK, *TRAINING, "--window-tokens=280"]
-ROTARY = [*MEGA, "--rel-pos-bias=rotary"]
 
 
 @pytest.fixture
@@ -46,59 +39,36 @@ def data(bible):
     return bible
 
 
-def train(data, folder, *options, model=ROTARY):
-    return fairseq("train", data, *DOCUMENTS, *model, "--save-dir", folder, *options)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained(bible, tmp_path_factory):
-    """The folder of a model after two updates."""
-    folder = tmp_path_factory.mktemp("trained")
-    train(bible, folder, "--max-update=2", "--valid-window-tokens=1000")
+    """The folder of a checkpoint, after three updates."""
+    folder = tmp_path_factory.mktemp("documents")
+    words = [*DOCUMENTS, *MEGA, "--rel-pos-bias=rotary", "--cross-attention-positions=sentence", "--save-dir", folder]
+    fairseq("train", bible, *words, "--max-update=3", "--valid-window-tokens=200")
     return folder
 
 
-def losses(said):
-    return {record["num_updates"]: record["loss"] for record in records(said, "train_inner")}
-
-
-def test_a_killed_training_resumes_within_its_epoch_with_the_same_losses(data, tmp_path):
-    options = ["--max-epoch=2", "--save-interval-updates=1", "--keep-interval-updates=1", "--disable-validation"]
-    said = train(data, tmp_path / "whole", *options)
-    whole, epochs = losses(said), [record["epoch"] for record in records(said, "train_inner")]
-    words = [*DOCUMENTS, *ROTARY, "--save-dir", tmp_path / "parts", *options]
-    code, said = Running("train", data, *words, fault=functools.partial(killed_in_update, epochs.count(1) + 3)).wait()
-    assert code == -signal.SIGKILL, said
-    before, after = losses(said), losses(train(data, tmp_path / "parts", *options))
-    assert min(after) == max(before) + 1 == epochs.count(1) + 3 < max(after)
-    assert {**before, **after} == whole
-    task = checkpoint(tmp_path / "parts/checkpoint_last.pt")["task_state"]
-    assert task["separator"] == "<sep>"
-
-
-@pytest.mark.parametrize("model", [STOCK, [*ROTARY, "--cross-attention-positions=sentence"]], ids=["stock", "mega"])
-def test_commands_translate_every_line_of_the_test_documents(data, tmp_path, model):
-    train(data, tmp_path, "--max-update=2", "--valid-window-tokens=400", model=model)
-    words = [*TASK, *CPU, "--path", tmp_path / "checkpoint_last.pt", "--beam=2", "--window-tokens=200", "--nbest=2"]
+@pytest.mark.parametrize("model", ["stock", "mega"])
+def test_commands_translate_every_line_of_the_test_documents(data, trained, tmp_path, model):
+    if model == "stock":
+        trained = tmp_path
+        fairseq("train", data, *DOCUMENTS, *STOCK, "--save-dir", trained, "--max-update=2")
+    words = [*TASK, *CPU, "--path", trained / "checkpoint_last.pt", "--beam=2", "--window-tokens=200", "--nbest=2"]
     text = [line.split() for line in (data.parent / "test.en").read_text().splitlines()]
-    for batch in ("--batch-size=1", "--max-tokens=500"):
-        said = fairseq("generate", data, *words, "--max-len-b=3", batch)
-        sources = dict(lines(said, "S"))
-        found = [line for number in sorted(sources) for line in sources[number].split(" <sep> ")]
-        assert len(sources) > 1
-        assert [len(line.split()) for line in found] == list(map(len, text))
-        assert_counts(sources, said)
-        assert "after 3 tokens" not in said
+    said = fairseq("generate", data, *words, "--max-len-b=3", "--max-tokens=500")
+    sources = dict(lines(said, "S"))
+    found = [line for number in sorted(sources) for line in sources[number].split(" <sep> ")]
+    assert len(sources) > 1
+    assert [len(line.split()) for line in found] == list(map(len, text))
+    assert_counts(sources, said)
+    assert "after 3 tokens" not in said
     typed = [sources[number] for number in sorted(sources)]
     said = interactive(data, typed, *words, "--buffer-size=3", "--batch-size=3")
     assert_counts(sources, said)
     said = fairseq("generate", data, *words, "--sentence-counts=free", "--max-len-b=3")
     assert "after 3 tokens" in said
-    assert "--separator is @" in failure("generate", data, *words, "--separator=@")
-    assert "exact does not support --sampling;" in failure("generate", data, *words, "--sampling")
-    if model is not STOCK:
-        said = fairseq("mega-fairseq", "inspect", tmp_path / "checkpoint_last.pt", "--out", tmp_path / "inspected")
-        assert "half-lives" in said
+    if model == "stock":
+        assert "--separator is @" in failure("generate", data, *words, "--separator=@")
 
 
 def test_from_pretrained_translates_documents_like_fairseq_generate(data, trained, tmp_path):
@@ -109,8 +79,8 @@ def test_from_pretrained_translates_documents_like_fairseq_generate(data, traine
     windows = dict(lines(said, "D"))
     expected = [line for number in sorted(windows) for line in windows[number].split("\t")[1].split(" <sep> ")]
     documents, translated = ([part[:3], part[3:]] for part in (text, expected))
-    load = functools.partial(MegaTransformerModel.from_pretrained, str(trained), "checkpoint_last.pt", str(data))
-    hub = load(valid_window_tokens=200)
+    where = (str(trained), "checkpoint_last.pt", str(data))
+    hub = MegaTransformerModel.from_pretrained(*where)
     assert hub.translate_documents(iter(document) for document in documents) == translated
     documents[0].insert(1, " ")
     translated[0].insert(1, "")
@@ -127,7 +97,7 @@ def test_from_pretrained_translates_documents_like_fairseq_generate(data, traine
     for text in ("a b", ["a b", "b a"]):
         with pytest.raises(TypeError, match="a list of lines"):
             hub.translate_documents(text)
-    free = load(sentence_counts="free")
+    free = MegaTransformerModel.from_pretrained(*where, sentence_counts="free")
     with pytest.raises(ValueError, match="--sentence-counts exact"):
         free.translate_documents(documents)
 
@@ -143,7 +113,7 @@ def assert_counts(sources, said):
 
 
 def test_attention_on_the_aligned_line_is_measured(data, trained):
-    printed = benchmark("attention_by_line.py", trained / "checkpoint_last.pt", data, "test")
+    printed = benchmark("attention_by_line.py", trained / "checkpoint_last.pt", data, "test", 1000)
     rows = {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in printed.splitlines()[-5:])}
     english, german = ((data.parent / f"test.{language}").read_text().splitlines() for language in ("en", "de"))
     sizes = [len(line.split()) + 1 for line in english]
@@ -173,25 +143,15 @@ def test_texts_with_blank_lines_are_translated_split_and_scored_without_losing_a
         shutil.copy(path, out / "bin")
     fairseq("train", out / "bin", *TASK, *TRAINING, *STOCK, "--window-tokens=280", "--save-dir", out, "--max-update=2")
     words = [out / "bin", *TASK, *CPU, "--path", out / "checkpoint_last.pt", "--beam=2", "--window-tokens=280"]
-    for counts in ("exact", "free"):
-        (out / counts).write_text(fairseq("generate", *words, f"--sentence-counts={counts}", "--max-len-b=30"))
-        split = ["split", out / counts, out / "test.docs", "--out", out / f"{counts}.system"]
-        said = fairseq("mega-fairseq", "documents", *split)
-        assert ("another number of lines" in said) == (counts == "free")
-        assert len(text(out / f"{counts}.system.pieces")) == len(text(out / "test.de")) == 10
-        fresh("sh", "-c", f'"$0" "$@" undo sentencepiece < {counts}.system.pieces > {counts}.de', *segment, cwd=out)
-        files = [out / f"{counts}.de", *(out / f"test.{kind}" for kind in ("de", "docs"))]
-        said = fairseq("mega-fairseq", "documents", "score", *files, "--counts", out / f"{counts}.system.json")
-        assert "10 lines" in said
-        assert "d-BLEU" in said
-
-
-def test_two_processes_share_the_windows_of_one(data, tmp_path):
-    words = [*DOCUMENTS, *ROTARY, "--max-epoch=1"]
-    alone = records(fairseq("train", data, *words, "--save-dir", tmp_path / "1"), "valid")
-    shared = records(train_in_processes(data, *words, "--save-dir", tmp_path / "2"), "valid")
-    assert len(alone) == len(shared) == 1
-    assert shared[0]["valid_loss"] == pytest.approx(alone[0]["valid_loss"], rel=0.2)
+    (out / "said").write_text(fairseq("generate", *words, "--sentence-counts=free", "--max-len-b=30"))
+    said = fairseq("mega-fairseq", "documents", "split", out / "said", out / "test.docs", "--out", out / "system")
+    assert "aligned by length" in said
+    assert len(text(out / "system.pieces")) == len(text(out / "test.de")) == 10
+    fresh("sh", "-c", '"$0" "$@" undo sentencepiece < system.pieces > system.de', *segment, cwd=out)
+    files = [out / "system.de", *(out / f"test.{kind}" for kind in ("de", "docs"))]
+    said = fairseq("mega-fairseq", "documents", "score", *files, "--counts", out / "system.json")
+    assert "10 lines" in said
+    assert "d-BLEU" in said
 
 
 def test_hydra_trains_on_windows(data, tmp_path):
