@@ -104,18 +104,6 @@ def test_pairs_with_two_dictionaries_are_refused(binarised, tmp_path):
         examples(tmp_path, "tokens")
 
 
-def test_lines_are_read_as_bytes_with_a_fixed_dictionary(tmp_path):
-    write(tmp_path, {"train.input": b"b a\n\xff\x00\r\nx", "train.input1": ["1", "22", "333"], "train.label": LABELS})
-    found = examples(tmp_path, "bytes")
-    rows = [[(row - 4).tolist() for row in found[i]["inputs"]] for i in range(3)]
-    assert rows == [
-        [[*b"b a", EOS - 4], [*b"1", EOS - 4]],
-        [[255, 0, EOS - 4], [*b"22", EOS - 4]],
-        [[*b"x", EOS - 4], [*b"333", EOS - 4]],
-    ]
-    assert [found[i]["class"] for i in range(3)] == [1, 0, 1]  # by value
-
-
 @given(
     lines=st.lists(st.binary(min_size=1).filter(lambda line: b"\n" not in line and line[-1:] != b"\r"), min_size=1),
     end=st.sampled_from((b"\n", b"\r\n")),
