@@ -8,7 +8,7 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mega_fairseq.data.windows import Draw, WindowDataset
+from mega_fairseq.data.windows import Draw, WindowDataset, windows
 from tests.helpers.golden_models import dictionary
 
 SEPARATORS, EOS = (90, 91), 2
@@ -91,18 +91,23 @@ def test_windows_depend_only_on_seed_and_epoch():
     assert np.unique(fixed.src_sizes).tolist() == [20, 120]
 
 
+def bounds_of(lines, document, size, limit, draw):
+    """Borders of the windows of documents with so many lines, all of one size."""
+    ends = size * np.arange(lines + 1)
+    return windows(np.arange(0, lines + 1, document), np.stack([ends, ends], 1), limit, draw, 1)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_the_share_of_documents_of_single_lines_is_the_option(share):
-    made = dataset([(80, 80)] * 6000, list(range(0, 6001, 6)), 480, Draw(1, share, True))
-    starts = np.isin(np.arange(6000), made.src.bounds).reshape(-1, 6)
+    starts = np.isin(np.arange(6000), bounds_of(6000, 6, 80, 480, Draw(1, share, True))).reshape(-1, 6)
     single = starts.all(1).mean()
     assert single == pytest.approx(share, abs=0.05 if 0 < share < 1 else 0.0)
 
 
 def test_every_octave_of_lengths_has_as_many_tokens():
-    made = dataset([(4, 4)] * 200_000, list(range(0, 200_001, 1000)), 1024, Draw(1, 0.0, False))
-    octaves = np.clip(np.log2(made.src_sizes / 64.5).astype(int), 0, 3)
-    shares = np.bincount(octaves, weights=made.src_sizes) / made.src_sizes.sum()
+    sizes = 4 * np.diff(bounds_of(200_000, 1000, 4, 1024, Draw(1, 0.0, False)))
+    octaves = np.clip(np.log2(sizes / 64.5).astype(int), 0, 3)
+    shares = np.bincount(octaves, weights=sizes) / sizes.sum()
     assert len(shares) == 4
     assert shares == pytest.approx([0.25] * 4, abs=0.07)
 
