@@ -277,13 +277,6 @@ def binarised(tmp_path_factory, data):
 
 
 @pytest.mark.slow
-def test_fairseq_generate_translates_with_a_converted_model(converted, binarised):
-    words = ["--path", converted(model(POST)), "--cpu", "--required-batch-size-multiple=1", "--max-len-b=20"]
-    said = fairseq("generate", binarised, *PLUGIN, *words)
-    assert sum(line.startswith("H-") for line in said.splitlines()) == 8
-
-
-@pytest.mark.slow
 def test_fairseq_train_starts_from_a_converted_model(converted, binarised, tmp_path):
     case = model(PRE)
     sizes = [

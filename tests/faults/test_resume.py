@@ -118,11 +118,10 @@ def test_an_override_of_an_unknown_option_is_refused_with_a_similar_one(language
     assert re.match("ValueError: --model-overrides has 'decoder_chunck_size', .* 'decoder_chunk_size'", line)
 
 
-@pytest.mark.parametrize(("name", "value"), [("attention_activation_fn", "laplace"), ("rel_pos_bias", "rope")])
-def test_an_override_of_an_option_that_the_weights_were_trained_for_is_refused(language_model, name, value):
+def test_an_override_of_an_option_that_the_weights_were_trained_for_is_refused(language_model):
     """Those that keep the shapes of all weights would give other scores without an error."""
-    line = failure(*evaluation(language_model, {"decoder_chunk_size": 3, name: value}))
-    assert line.startswith(f"ValueError: --model-overrides has {name!r}, ")
+    line = failure(*evaluation(language_model, {"decoder_chunk_size": 3, "attention_activation_fn": "laplace"}))
+    assert line.startswith("ValueError: --model-overrides has 'attention_activation_fn', ")
 
 
 def test_overrides_of_any_section_are_accepted(language_model):

@@ -121,16 +121,6 @@ def predictor(path, kind, data):
     return MegaClassifier.from_pretrained(str(path.parent), path.name, **options)
 
 
-def test_predictions_have_the_loss_of_the_validation(classifiers):
-    trained = classifiers("tokens")
-    inputs, labels = ((trained.data / f"valid.{name}").read_text().splitlines() for name in ("input", "label"))
-    found = predictor(trained.last, "tokens", trained.data).predict(iter(inputs), batch_size=7)
-    bits = -np.mean([np.log2(prediction.probabilities[label]) for prediction, label in zip(found, labels)])
-    assert bits == pytest.approx(records(trained.said, "valid")[-1]["valid_loss"], abs=1e-3)
-    for label, probability, probabilities in found:
-        assert probability == probabilities[label] == max(probabilities.values())
-
-
 def test_values_of_another_length_than_in_the_training_are_predicted_with_a_warning(classifiers, caplog):
     trained = classifiers("values")
     classifier, rows = predictor(trained.last, "values", trained.data), np.load(trained.data / "valid.npy")

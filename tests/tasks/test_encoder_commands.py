@@ -265,16 +265,3 @@ def test_masks_are_filled_without_a_bpe(model, tmp_path):
     start, _, last = symbols.rpartition(" ")
     fillings = {whole: piece for whole, _, piece in roberta.fill_mask(f"{start} <mask>", topk=40)}
     assert fillings[symbols] == f" {last}"
-
-
-def test_sentences_are_classified(model, finetuned):
-    roberta = loaded(finetuned[0], model.classes)
-    labels = roberta.task.label_dictionary
-    right = 0
-    for text, label in zip(*((model.folder / f"valid.{name}").read_text().splitlines() for name in ("input", "label"))):
-        tokens = torch.cat([torch.tensor([0]), roberta.task.dictionary.encode_line(text, add_if_not_exist=False)])
-        scores = roberta.predict("sentence_classification_head", tokens.long())
-        assert float(scores.exp().sum()) == pytest.approx(1, abs=1e-5)
-        right += labels[int(scores.argmax()) + labels.nspecial] == label
-    expected = records(finetuned[1], "valid")[-1]["valid_accuracy"]
-    assert 100 * right / SENTENCES["valid"] == pytest.approx(expected, abs=0.1)

@@ -114,12 +114,6 @@ def test_torchrun_shares_segments_between_two_nodes(text, run, torchrun, tmp_pat
     assert_same_course(tmp_path / "run", run(2, 2), [1, 2, 3], **CLOSE)
 
 
-def test_training_resumes_within_an_epoch(text, run, tmp_path):
-    start = run(4, 2) / "checkpoint_1_3.pt"
-    train_in_processes(text, *WORDS, *shared(2), "--restore-file", start, "--save-dir", tmp_path, count=4)
-    assert_same_course(tmp_path, run(4, 2), range(4, UPDATES + 1), **CLOSE)
-
-
 def test_training_resumes_between_epochs_with_another_number_of_processes_for_each_segment(text, run, tmp_path):
     words = [text, *WORDS, *shared(4), "--update-freq=2", "--restore-file", run(4, 2) / "checkpoint1.pt"]
     train_in_processes(*words, "--save-dir", tmp_path, count=4)
