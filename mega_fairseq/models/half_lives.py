@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mega_fairseq.ops.ema.naive import LARGEST_LOGIT
+from mega_fairseq.ops.ema.coefficients import LARGEST_LOGIT
 
 QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 # Tokens. The EMA limits its logits, so the half-life of a state that does not decay is log(2) exp(limit) or more.

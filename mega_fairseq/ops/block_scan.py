@@ -2,11 +2,13 @@
 
 For each of D channels with N states, h_t = q h_{t-1} + p x_t, and the outputs y_t are a linear function of h_t and x_t.
 States and decays q are real (`ops/ema`), in one or two directions, or complex (`ops/cema`): then states are pairs of
-reals everywhere but in the scan from block to block. A recurrence gives its tables for C steps at once, and a function
-`carry(state, steps)`, what is left of a state (..., D, M) after so many steps.
+reals everywhere but in the scan from block to block. The coefficients `c` of a recurrence have two methods:
+
+    c.block_tables(size, skip)   its tables for `size` steps at once; outputs have `skip` times their input added
+    c.decayed(state, steps)      what is left of a state (..., D, N), or (..., D, N, 2) for pairs, after so many steps
 """
 
-from typing import Callable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.backend import on_cpu
 from mega_fairseq.ops.operators import operator
-from mega_fairseq.ops.padding import padding_from_lengths
+from mega_fairseq.ops.padding import padding_from_lengths, zeros_at_pads
 
 # A larger block has more Toeplitz work, fewer scan steps and states. docs/performance.md has times on the CPU.
 BLOCK = 64
@@ -32,40 +34,42 @@ class BlockTables(NamedTuple):
     def bidirectional(self) -> bool:
         return self.decay.size(0) == 2
 
-
-Tables = Callable[[int], BlockTables]  # of a block's size
-Carry = Callable[[Tensor, Union[int, Tensor]], Tensor]
+    def states(self, h: Tensor) -> Tensor:
+        """(..., D, M) of one direction -> (..., D, N), or (..., D, N, 2) for pairs."""
+        return h.unflatten(-1, self.decay.shape[2:])
 
 
 def in_blocks(
-    x: Tensor, state: Optional[Tensor], tables_of: Tables, carry: Carry, lengths: Optional[Tensor]
+    x: Tensor,
+    c: Any,
+    state: Optional[Tensor] = None,
+    skip: Optional[Tensor] = None,
+    lengths: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Optional[Tensor]]:
-    """x (B, L, D), zeros at pads, and the state (B, D, M) before it -> y, also at pads, and the state after it.
-
-    The state is that at the length of each row, and None for two directions.
-    """
-    length = x.size(1)
-    size = min(length, BLOCK)
+    """`ema` or `cema`, as `c` are coefficients of one or the other; no truncation."""
+    length, size = x.size(1), min(x.size(1), BLOCK)
     one_block = length == size and state is None  # such as most sentences
-    tables = tables_of(size)
-    y, enter = block_scan(
-        pad_to_multiple(x, size), state, *((tables.within, None, None, None) if one_block else tables)
+    xs, tables = zeros_at_pads(x, lengths), c.block_tables(size, skip)
+    start, used = (
+        None if state is None else state.flatten(2),
+        (tables.within, None, None, None) if one_block else tables,
     )
-    y = y[:, :length]
+    y, enter = block_scan(pad_to_multiple(xs, size), start, *used)
+    y = zeros_at_pads(y[:, :length], lengths).to(x.dtype)
     if tables.bidirectional:
         return y, None
     if lengths is None:
         steps = (length - 1) % size + 1  # of the last block
-        tail, before = x[:, length - steps :], None if one_block else enter[-1]
+        tail, before = xs[:, length - steps :], None if one_block else enter[-1]
     else:
         block = (lengths - 1).clamp_min(0) // size  # each row's last one
         steps = lengths - block * size
-        tail = last_steps(x, size, lengths).masked_fill(~padding_from_lengths(size - steps, size).unsqueeze(-1), 0.0)
+        tail = last_steps(xs, size, lengths).masked_fill(~padding_from_lengths(size - steps, size).unsqueeze(-1), 0.0)
         before = None if one_block else enter[block, torch.arange(x.size(0), device=x.device)]
         steps = steps.view(-1, 1, 1)
     tail = tail.permute(2, 0, 1).to(tables.collect.dtype)  # (D, B, up to C)
-    end = torch.bmm(tail, tables.collect[:, size - tail.size(2) :]).transpose(0, 1)
-    return y, end if before is None else end + carry(before, steps)
+    end = tables.states(torch.bmm(tail, tables.collect[:, size - tail.size(2) :]).transpose(0, 1))
+    return y, end if before is None else end + c.decayed(tables.states(before), steps)
 
 
 def last_steps(x: Tensor, count: int, lengths: Optional[Tensor]) -> Tensor:
@@ -77,15 +81,15 @@ def last_steps(x: Tensor, count: int, lengths: Optional[Tensor]) -> Tensor:
     return steps.masked_fill((at < 0).unsqueeze(-1), 0.0)
 
 
-def state_after(x: Tensor, tables_of: Tables, carry: Carry) -> Tensor:
-    """The state after x (B, L, D) in one direction, from a state of zeros and without outputs: (B, D, M)."""
+def state_after(x: Tensor, c: Any) -> Tensor:
+    """The state after x (B, L, D) in one direction, from a state of zeros and without outputs, as in `in_blocks`."""
     size = min(x.size(1), BLOCK)
-    collect = tables_of(size).collect
-    xs = F.pad(x.to(collect.dtype), (0, 0, -x.size(1) % size, 0))  # leading zeros do not change a state of zeros
+    tables = c.block_tables(size)
+    xs = F.pad(x.to(tables.collect.dtype), (0, 0, -x.size(1) % size, 0))  # leading zeros do not change a state of zeros
     xs = xs.transpose(1, 2).unflatten(2, (-1, size)).transpose(0, 1).flatten(1, 2)  # (D, B K, C)
-    blocks = _blocks_first(torch.bmm(xs, collect), x.size(0))  # (K, B, D, M)
+    blocks = _blocks_first(torch.bmm(xs, tables.collect), x.size(0))  # (K, B, D, M)
     later = size * torch.arange(len(blocks) - 1, -1, -1, device=x.device)  # steps
-    return carry(blocks, later.view(-1, 1, 1, 1)).sum(0)
+    return c.decayed(tables.states(blocks), later.view(-1, 1, 1, 1)).sum(0)
 
 
 # ---------------------------------------------------------------------------------------------- the scan over blocks

@@ -11,7 +11,7 @@ All that compose states read what was gathered in every process, the first one t
 take part, and the others would wait for it. `modules/sequence_parallel.py` applies this to the layers of a block.
 """
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mega_fairseq.ops.block_scan import state_after
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
 from mega_fairseq.ops.timestep_norm import Statistics, merged, statistics
 
@@ -98,27 +99,22 @@ class _Gather(torch.autograd.Function):
         return ctx.group.all_to_all(gradient).sum(0), None
 
 
-def entering_state(
-    x: Tensor,
-    final_state: Callable[[Tensor], Tensor],
-    carry: Callable[[Tensor, Union[int, Tensor]], Tensor],
-    slices: Slices,
-    before: Optional[Tensor] = None,
-) -> Tuple[Tensor, Tensor]:
+def entering_state(x: Tensor, c: Any, slices: Slices, before: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
     """States of a linear recurrence on slices x (B, L, D): before this process's slice, and after all slices.
 
-    `final_state(x)`, (B, D, N, ...), is that after a slice from zeros; it has no outputs, which would cost more.
-    `carry(state, steps)` is what is left of a state after so many steps. `before` is the state before all slices, the
-    same in every process. The state after all of them is valid if the last one has full width.
+    `c` are its coefficients, as in `ops/block_scan`. `before` is the state before all slices, the same in every
+    process. The state after all of them is valid if the last one has full width.
     """
     with without_autocast(x):
-        # Keeps no copy of x for backward.
-        every = slices.gather(checkpoint(final_state, x, use_reentrant=False, preserve_rng_state=False))  # (S, B, ...)
+        # Keeps no copy of x for backward, and computes no outputs.
+        every = slices.gather(
+            checkpoint(state_after, x, c, use_reentrant=False, preserve_rng_state=False)
+        )  # (S, B, ..)
 
         def after(count: int) -> Tensor:
             later = slices.width * torch.arange(count - 1, -1, -1, device=x.device)  # tokens
-            total = carry(every[:count], later.view(-1, 1, 1, 1)).sum(0)
-            return total if before is None else total + carry(before, count * slices.width)
+            total = c.decayed(every[:count], later.view(-1, 1, 1, 1)).sum(0)
+            return total if before is None else total + c.decayed(before, count * slices.width)
 
         return after(slices.rank), after(slices.group.size)
 

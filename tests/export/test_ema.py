@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mega_fairseq.export import ema as exported
 from mega_fairseq.export.ema import BLOCK, Poles, ema_both_directions, poles, reduced
 from mega_fairseq.modules import DampedEMA
-from mega_fairseq.ops.ema.naive import EMACoefficients, ema_naive
+from mega_fairseq.ops.ema import EMACoefficients, ema_naive
 from tests.helpers.exported import assert_near, random, run
 from tests.helpers.profiles import examples
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from mega_fairseq.ops.ema import ema
-from mega_fairseq.ops.ema.blocks import ema_kernel
+from mega_fairseq.ops.ema.windows import ema_kernel
 from tests.helpers import golden_cases as golden
 from tests.helpers import golden_checks as checks
 from tests.helpers.golden_checks import assert_outputs, assert_released_gradients, each

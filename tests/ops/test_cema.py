@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from mega_fairseq.ops import block_scan, precision
-from mega_fairseq.ops.block_scan import BLOCK
-from mega_fairseq.ops.cema import blocks, cema, cema_coefficients, cema_naive, cema_token, naive
-from mega_fairseq.ops.cema.blocks import final_state
+from mega_fairseq.ops.block_scan import BLOCK, state_after
+from mega_fairseq.ops.cema import cema, cema_coefficients, cema_naive, cema_token, coefficients, naive
 from mega_fairseq.ops.padding import to_front
 from tests.helpers.golden_checks import assert_outputs, each
 from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, relative_error, with_gradients
@@ -86,12 +85,12 @@ def test_blocks_of_the_complex_ema_equal_its_definition(length, options):
 def test_a_slice_is_reduced_to_its_complex_state(length):
     tensors = inputs(length)
     tensors["gamma"].requires_grad_(False)
-    assert_equals_the_definition(tensors, final_state, lambda x, c: cema_naive(x, c)[1])
+    assert_equals_the_definition(tensors, state_after, lambda x, c: cema_naive(x, c)[1])
 
 
 def test_a_token_with_a_prepared_decay_equals_the_definition():
     def token(x, c, state, skip):
-        y, state = cema_token(x[:, 0], c, state, skip, naive.complex_powers(c, 1))
+        y, state = cema_token(x[:, 0], c, state, skip, coefficients.complex_powers(c, 1))
         return y.unsqueeze(1), state
 
     tensors = inputs(1, state=True, skip=True)
@@ -107,7 +106,7 @@ def test_a_scan_of_complex_states_on_other_devices_equals_that_on_the_cpu(monkey
 
 def test_the_operators_of_complex_blocks_pass_the_checks_of_torch():
     c, x = [t.detach().requires_grad_() for t in cema_coefficients(**parameters())], noise(BATCH, 6, DIM, grad=True)
-    torch.library.opcheck(blocks._tables, (*c, 5))
+    torch.library.opcheck(coefficients._tables, (*c, 5))
     shapes = (BATCH, DIM, 2 * NDIM), (DIM, 3, 3), (DIM, 3, 2 * NDIM), (DIM, 2 * NDIM, 3), (1, DIM, NDIM, 2)
     tensors = [noise(*shape, seed=i, grad=True) for i, shape in enumerate(shapes)]
     torch.library.opcheck(block_scan.block_scan, (x, *tensors))
@@ -148,7 +147,7 @@ def test_100_000_steps_do_not_drift_and_float32_angles_would(monkeypatch):
         angle = c.turns.float() * (2.0 * math.pi) * steps
         return torch.exp(c.log_decay * steps).unsqueeze(-1) * torch.stack([angle.cos(), angle.sin()], -1)
 
-    for module in (naive, blocks):
+    for module in (naive, coefficients):
         monkeypatch.setattr(module, "complex_powers", rounded)
     assert max(map(relative_error, in_single(x), truth)) > 3e-4
 

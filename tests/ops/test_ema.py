@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from mega_fairseq.ops import block_scan
-from mega_fairseq.ops.block_scan import BLOCK
+from mega_fairseq.ops.block_scan import BLOCK, state_after
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive, ema_token, window_taps
-from mega_fairseq.ops.ema.blocks import ema_kernel, final_state
 from mega_fairseq.ops.ema.naive import ema_kernel_naive
+from mega_fairseq.ops.ema.windows import ema_kernel
 from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, with_gradients
 
 BATCH, DIM, NDIM = 2, 3, 4
@@ -86,7 +86,7 @@ def test_truncated_states_equal_the_definition(length, truncation, lengths):
 def test_a_slice_is_reduced_to_the_state_that_it_leaves():
     for length in LENGTHS:
         tensors = inputs(length)
-        ours = with_gradients(of(lambda x, c: (final_state(x, c),)), tensors)
+        ours = with_gradients(of(lambda x, c: (state_after(x, c),)), tensors)
         assert_same(ours, with_gradients(of(lambda x, c: ema_naive(x, c)[1:]), tensors))
 
 

@@ -1,7 +1,6 @@
 """Moving average equipped gated attention, Mega's token mixer (paper, section 3.2, eq. 6-15), and its damped EMA."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -19,8 +18,7 @@ from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.ema import EMACoefficients, ema, ema_coefficients, ema_token, window_taps
-from mega_fairseq.ops.ema.blocks import final_state
-from mega_fairseq.ops.ema.naive import decayed, log_decays
+from mega_fairseq.ops.ema.coefficients import log_decays
 from mega_fairseq.ops.gates import gate_output
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.queries_keys import queries_keys
@@ -67,7 +65,7 @@ class DampedEMA(Recurrence):
             self._check_state(state, x)
         x, align, _ = to_front(x, padding_mask)
         lengths = None if align is None else align.lengths
-        y, state = ema(x, self.coefficients(), state, self.omega, self.truncation, lengths)
+        y, state = ema(x, self.coefficients(), state, self.omega, lengths, self.truncation)
         y = F.silu(y)
         y = y if align is None else align.back(y)
         return y if self.bidirectional else (y, state)
@@ -99,8 +97,7 @@ class DampedEMA(Recurrence):
         return not self.truncation
 
     def entering(self, x: Tensor, before: Optional[Tensor], slices: Slices) -> Tuple[Tensor, Tensor]:
-        c = self.coefficients()
-        return entering_state(x, lambda x: final_state(x, c), partial(decayed, c), slices, before)
+        return entering_state(x, self.coefficients(), slices, before)
 
     def log_decays(self) -> Dict[str, Tensor]:
         names = ("forward", "backward") if self.bidirectional else ("",)

@@ -12,7 +12,6 @@ weight decay pulls scales to 1.
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -29,10 +28,9 @@ from mega_fairseq.ops.attention import attention
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.heads import merge_heads, rotate_heads, split_heads
 from mega_fairseq.ops.attention.one_position import head_weights_at_one_position, weighted_sum_by_head
-from mega_fairseq.ops.cema import CEMACoefficients, cema, cema_coefficients, cema_token, complex_powers
-from mega_fairseq.ops.cema.blocks import final_state
-from mega_fairseq.ops.cema.naive import decayed
-from mega_fairseq.ops.ema.naive import log_decays
+from mega_fairseq.ops.cema import CEMACoefficients, cema, cema_coefficients, cema_token
+from mega_fairseq.ops.cema.coefficients import complex_powers
+from mega_fairseq.ops.ema.coefficients import log_decays
 from mega_fairseq.ops.norm import normalized
 from mega_fairseq.ops.padding import Padding, to_front
 from mega_fairseq.ops.precision import at_least_float32
@@ -115,8 +113,7 @@ class ComplexEMA(Recurrence):
         return (y if align is None else align.back(y)), state
 
     def entering(self, x: Tensor, before: Optional[Tensor], slices: Slices) -> Tuple[Tensor, Tensor]:
-        c = self.coefficients()
-        return entering_state(x, lambda x: final_state(x, c), partial(decayed, c), slices, before)
+        return entering_state(x, self.coefficients(), slices, before)
 
     def step(self) -> Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]:
         """The EMA for one token x (R, D) after a state, with its current coefficients."""

@@ -8,9 +8,10 @@ For each of D channels, with N complex states (x_t a scalar of that channel, n =
 alpha, delta and theta are sigmoids of parameters. This is what the authors' code computes; the paper has no omega. The
 forms are those of `ops/ema`, without truncation and for one direction:
 
-    naive.py     the definition, step by step, and the step for single tokens
-    blocks.py    the form for the CPU: blocks of C steps, with the same scan as the damped EMA
-    triton.py    the form for NVIDIA GPUs, with the same kernels
+    naive.py             the definition, step by step
+    ops/block_scan.py    the form for the CPU: blocks of C steps
+    triton.py            the form for NVIDIA GPUs, with the kernels of the damped EMA
+    token.py             single tokens
 
 All compute in float32, or float64 for coefficients in float64. Complex numbers are pairs of reals outside operators.
 """
@@ -22,8 +23,10 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.backend import Forms
-from mega_fairseq.ops.cema.blocks import cema_blocks, complex_step
-from mega_fairseq.ops.cema.naive import CEMACoefficients, cema_naive, cema_step, complex_powers, zero_state
+from mega_fairseq.ops.block_scan import in_blocks
+from mega_fairseq.ops.cema.coefficients import CEMACoefficients
+from mega_fairseq.ops.cema.naive import cema_naive, zero_state
+from mega_fairseq.ops.cema.token import cema_token
 from mega_fairseq.ops.ema import STATES_IN_REGISTERS, ema_coefficients
 from mega_fairseq.ops.precision import widest, without_autocast
 
@@ -56,44 +59,14 @@ def cema(
     padding: padded outputs are zero and padded steps do not change the state.
     """
     with without_autocast(x):
+        if x.size(1) == 1 and lengths is None:
+            y, state = cema_token(x[:, 0], c, zero_state(x, c) if state is None else state, skip)
+            return y.unsqueeze(1), state
         return _cema(x, c, state, skip, lengths)
 
 
-def _plain(x, c: CEMACoefficients, state, skip, lengths) -> Tuple[Tensor, Tensor]:
-    if not _is_token(x, lengths):
-        return cema_blocks(x, c, state, skip, lengths)
-    y, state = cema_token(x[:, 0], c, zero_state(x, c) if state is None else state, skip)
-    return y.unsqueeze(1), state
+def _suits(x: Tensor, c: CEMACoefficients, *_: Any) -> bool:
+    return c.expand.size(-1) <= STATES_IN_REGISTERS
 
 
-def _is_token(x: Tensor, lengths: Optional[Tensor]) -> bool:
-    return x.size(1) == 1 and lengths is None
-
-
-def _suits(x, c: CEMACoefficients, state, skip, lengths) -> bool:
-    return not _is_token(x, lengths) and c.expand.size(-1) <= STATES_IN_REGISTERS
-
-
-_cema = Forms(cema_naive, _plain, "mega_fairseq.ops.cema.triton:cema_triton", _suits)
-
-
-def cema_token_naive(
-    x: Tensor, c: CEMACoefficients, state: Tensor, skip: Optional[Tensor] = None, decay: Optional[Tensor] = None
-) -> Tuple[Tensor, Tensor]:
-    """One token, for decoding: x (B, D), state (B, D, N, 2) -> y (B, D) in x's dtype, next state.
-
-    `decay` is q (D, N, 2), `complex_powers(c, 1)`, computed once per generation.
-    """
-    wide, decay = x.to(c.expand.dtype), complex_powers(c, 1) if decay is None else decay
-    if torch.is_grad_enabled():
-        y, state = cema_step(wide, c, decay, state)
-    else:
-        y, state = complex_step(wide, c.expand, c.project, decay, state)
-    return (y if skip is None else torch.addcmul(y, skip, wide)).to(x.dtype), state
-
-
-def _without_gradients(*_: Any) -> bool:
-    return not torch.is_grad_enabled()
-
-
-cema_token = Forms(cema_token_naive, triton="mega_fairseq.ops.cema.triton:cema_token", suits=_without_gradients)
+_cema = Forms(cema_naive, in_blocks, "mega_fairseq.ops.cema.triton:cema_triton", _suits)

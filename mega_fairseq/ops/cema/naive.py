@@ -1,43 +1,12 @@
-"""The complex EMA by its definition: coefficients, one step, and a loop over steps."""
+"""The complex EMA by its definition: one step, and a loop over steps."""
 
-import math
-from typing import NamedTuple, Optional, Tuple, Union
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
+from mega_fairseq.ops.cema.coefficients import CEMACoefficients, complex_powers, complex_product
 from mega_fairseq.ops.padding import padding_from_lengths
-from mega_fairseq.ops.turns import fraction_of_turn
-
-
-class CEMACoefficients(NamedTuple):
-    """The coefficients of the recurrence for each of D channels and N states, in float32 or float64."""
-
-    log_decay: Tensor  # (D, N) log |q|, finite and <= 0
-    turns: Tensor  # (D, N) the angle of q in whole turns, phi / (2 pi), in float64 where the device has it
-    expand: Tensor  # (D, N) p: from an input to the state
-    project: Tensor  # (D, N, 2) gamma / sqrt(N): from the state to an output, real and imaginary part
-
-
-def complex_powers(c: CEMACoefficients, steps: Union[int, Tensor]) -> Tensor:
-    """q^steps: steps that broadcast with (D, N) -> (..., D, N, 2), real and imaginary part.
-
-    Angles are rounded once, as fractions of a turn.
-    """
-    angle = (fraction_of_turn(c.turns, steps) * (2.0 * math.pi)).to(c.expand.dtype)
-    direction = torch.stack([torch.cos(angle), torch.sin(angle)], -1)
-    return torch.exp(c.log_decay * steps).unsqueeze(-1) * direction
-
-
-def complex_product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of complex numbers in pairs of reals, (..., 2)."""
-    (a_real, a_imag), (b_real, b_imag) = a.unbind(-1), b.unbind(-1)
-    return torch.stack([a_real * b_real - a_imag * b_imag, a_real * b_imag + a_imag * b_real], -1)
-
-
-def decayed(c: CEMACoefficients, state: Tensor, steps: Union[int, Tensor]) -> Tensor:
-    """What is left of a state (..., D, N, 2) after so many steps."""
-    return complex_product(complex_powers(c, steps), state)
 
 
 def cema_step(x: Tensor, c: CEMACoefficients, decay: Tensor, state: Tensor) -> Tuple[Tensor, Tensor]:

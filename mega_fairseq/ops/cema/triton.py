@@ -4,7 +4,7 @@ from typing import Optional, Tuple
 
 from torch import Tensor
 
-from mega_fairseq.ops.cema.naive import CEMACoefficients
+from mega_fairseq.ops.cema.coefficients import CEMACoefficients
 from mega_fairseq.ops.ema.triton import recurrence, token
 
 

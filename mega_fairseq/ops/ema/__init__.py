@@ -8,10 +8,12 @@ For each of D channels, with an N-dimensional hidden state (x_t a scalar of that
 which is also a convolution with the kernel K_t = sum_n eta_n alpha_n beta_n phi_n^t (eq. 25). With two directions, the
 output is the sum of the EMA of x and of the EMA of x reversed in time, both including lag 0.
 
-    naive.py     the definition, step by step, and the steps for single tokens
-    blocks.py    the form for the CPU: blocks of C steps, a C x C Toeplitz product inside a block and N-dimensional
-                 states between blocks; for truncated kernels, sums over windows
-    triton.py    the form for NVIDIA GPUs, with kernels.py and coefficient_kernels.py: segments of T steps in parallel
+    naive.py               the definition, step by step, and the steps for single tokens
+    ops/block_scan.py      the form for the CPU: blocks of C steps, a C x C Toeplitz product inside a block and
+                           N-dimensional states between blocks
+    windows.py             truncated kernels: sums over windows
+    triton.py              the form for NVIDIA GPUs, with kernels.py and coefficient_kernels.py: segments of T steps in
+                           parallel
 
 All compute in float32, or float64 for coefficients in float64.
 """
@@ -23,15 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_fairseq.ops.backend import Forms
-from mega_fairseq.ops.ema.blocks import ema_blocks, window_taps
-from mega_fairseq.ops.ema.naive import (
-    EMACoefficients,
-    ema_coefficients_naive,
-    ema_naive,
-    ema_step,
-    ema_window_step,
-    zero_state,
-)
+from mega_fairseq.ops.block_scan import in_blocks
+from mega_fairseq.ops.ema.coefficients import EMACoefficients, ema_coefficients_naive
+from mega_fairseq.ops.ema.naive import ema_naive, ema_step, ema_window_step, zero_state
+from mega_fairseq.ops.ema.windows import ema_windows, window_taps
 from mega_fairseq.ops.precision import without_autocast
 
 STATES_IN_REGISTERS = 16  # of a channel, for the Triton kernels, which hold them in one thread
@@ -60,36 +57,31 @@ def ema(
     c: EMACoefficients,
     state: Optional[Tensor] = None,
     skip: Optional[Tensor] = None,
-    truncation: Optional[int] = None,
     lengths: Optional[Tensor] = None,
+    truncation: Optional[int] = None,
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """x (B, L, D) -> y (B, L, D) in x's dtype, and the state after it; None for two directions, which have no state.
 
-    `state` is (B, D, N), zeros by default. `skip` (D) is omega. `truncation` T keeps the first T taps of each kernel;
-    the state then has the last inputs, (B, D, T - 1). None or 0 keep all. `lengths` (B,) marks right padding: padded
-    outputs are zero and padded steps do not change the state, so that results of a row do not depend on the batch.
+    `state` is (B, D, N), zeros by default. `skip` (D) is omega. `lengths` (B,) marks right padding: padded outputs are
+    zero and padded steps do not change the state, so that results of a row do not depend on the batch. `truncation` T
+    keeps the first T taps of each kernel; the state then has the last inputs, (B, D, T - 1). None or 0 keep all.
     """
     with without_autocast(x):
-        return _ema(x, c, state, skip, truncation, lengths)
+        if x.size(1) == 1 and lengths is None and not c.bidirectional:
+            state = zero_state(x, c, truncation) if state is None else state
+            y, state = ema_token(x[:, 0], c, state, skip, window_taps(c, truncation) if truncation else None)
+            return y.unsqueeze(1), state
+        if truncation:
+            return _truncated(x, c, state, skip, lengths, truncation)
+        return _whole(x, c, state, skip, lengths)
 
 
-def _plain(x, c: EMACoefficients, state, skip, truncation, lengths) -> Tuple[Tensor, Optional[Tensor]]:
-    if not _is_token(x, c, lengths):
-        return ema_blocks(x, c, state, skip, truncation, lengths)
-    state = zero_state(x, c, truncation) if state is None else state
-    y, state = ema_token(x[:, 0], c, state, skip, window_taps(c, truncation) if truncation else None)
-    return y.unsqueeze(1), state
+def _suits(x: Tensor, c: EMACoefficients, *_: Any) -> bool:
+    return _few_states(c.expand)
 
 
-def _is_token(x: Tensor, c: EMACoefficients, lengths: Optional[Tensor]) -> bool:
-    return x.size(1) == 1 and lengths is None and not c.bidirectional
-
-
-def _suits(x, c: EMACoefficients, state, skip, truncation, lengths) -> bool:
-    return not (_is_token(x, c, lengths) or truncation) and _few_states(c.expand)
-
-
-_ema = Forms(ema_naive, _plain, "mega_fairseq.ops.ema.triton:ema_triton", _suits)
+_whole = Forms(ema_naive, in_blocks, "mega_fairseq.ops.ema.triton:ema_triton", _suits)
+_truncated = Forms(ema_naive, ema_windows)
 
 
 def ema_token_naive(

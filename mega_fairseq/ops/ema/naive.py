@@ -1,58 +1,12 @@
-"""The damped EMA by its definition: coefficients, one step, the kernel, and a loop over steps."""
+"""The damped EMA by its definition: one step, the kernel, and a loop over steps."""
 
-import math
-from typing import NamedTuple, Optional, Tuple, Union
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
+from mega_fairseq.ops.ema.coefficients import EMACoefficients, powers
 from mega_fairseq.ops.padding import padding_from_lengths
-from mega_fairseq.ops.precision import at_least_float32
-
-# exp(-40) is less than the rounding error of 1, also in float64, and its square is still a float32.
-LARGEST_LOGIT = 40.0
-
-
-class EMACoefficients(NamedTuple):
-    """The coefficients of the recurrence, each (R, D, N) in float32 or float64, with R = 1 or 2 directions."""
-
-    log_decay: Tensor  # log phi, finite and <= 0
-    expand: Tensor  # alpha . beta: from an input to the state
-    project: Tensor  # eta: from the state to an output
-
-    @property
-    def bidirectional(self) -> bool:
-        return self.expand.size(0) == 2
-
-
-def ema_coefficients_naive(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
-    """Computes the coefficients from the logits of alpha and delta, and from beta and eta, all (R, D, N).
-
-    eta is scaled by sqrt(1/N).
-    """
-    alpha, delta, beta, eta = (t.to(at_least_float32(t.dtype)) for t in (alpha, delta, beta, eta))
-    return EMACoefficients(log_decays(alpha, delta), torch.sigmoid(alpha) * beta, eta * math.sqrt(1.0 / eta.size(-1)))
-
-
-def log_decays(alpha: Tensor, delta: Tensor) -> Tensor:
-    """log phi from the logits of alpha and delta, in float32 or better.
-
-    With A = exp(-alpha) and B = exp(-delta), phi = S / (1 + S) for S = A + B + A B, a sum of positive terms. Hence
-    log phi = -log(1 + 1 / S) keeps its precision for slow decays (phi near 1) and for fast ones, and is finite.
-    """
-    a, b = (torch.exp(-t.clamp(-LARGEST_LOGIT, LARGEST_LOGIT)) for t in (alpha, delta))
-    return -torch.log1p(torch.reciprocal(torch.addcmul(a + b, a, b)))
-
-
-def powers(log_decay: Tensor, first: int, count: int) -> Tensor:
-    """phi^t for t = first .. first + count - 1: (..., N) -> (..., N, count)."""
-    t = torch.arange(first, first + count, device=log_decay.device, dtype=log_decay.dtype)
-    return torch.exp(log_decay.unsqueeze(-1) * t)
-
-
-def decayed(c: EMACoefficients, state: Tensor, steps: Union[int, Tensor]) -> Tensor:
-    """What is left of a state (..., D, N) after so many steps."""
-    return torch.exp(c.log_decay[0] * steps) * state
 
 
 def ema_kernel_naive(c: EMACoefficients, length: int) -> Tensor:
@@ -83,8 +37,8 @@ def ema_naive(
     c: EMACoefficients,
     state: Optional[Tensor] = None,
     skip: Optional[Tensor] = None,
-    truncation: Optional[int] = None,
     lengths: Optional[Tensor] = None,
+    truncation: Optional[int] = None,
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """`ema`, step by step. In the backward direction padding comes first, where it does not change a state of zeros."""
     lengths = torch.full_like(x[:, 0, 0], x.size(1), dtype=torch.long) if lengths is None else lengths

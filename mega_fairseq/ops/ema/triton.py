@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.backend import launch
 from mega_fairseq.ops.ema import coefficient_kernels, kernels
-from mega_fairseq.ops.ema.naive import LARGEST_LOGIT, EMACoefficients
+from mega_fairseq.ops.ema.coefficients import LARGEST_LOGIT, EMACoefficients
 from mega_fairseq.ops.operators import operator, without_gradient
 from mega_fairseq.ops.precision import at_least_float32
 
@@ -37,7 +37,6 @@ def ema_triton(
     c: EMACoefficients,
     state: Optional[Tensor] = None,
     skip: Optional[Tensor] = None,
-    truncation: None = None,
     lengths: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """`ema` by Triton kernels, without truncation. Tables and states are (..., N, D) inside."""

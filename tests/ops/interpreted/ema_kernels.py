@@ -10,7 +10,7 @@ from mega_fairseq.modules import DampedEMA
 from mega_fairseq.ops.cema import cema, cema_coefficients, cema_naive, cema_token
 from mega_fairseq.ops.ema import ema, ema_coefficients, ema_naive, ema_token
 from mega_fairseq.ops.ema import triton as ema_triton
-from mega_fairseq.ops.ema.naive import ema_coefficients_naive
+from mega_fairseq.ops.ema.coefficients import ema_coefficients_naive
 from tests.ops.helpers import assert_same, noise, relative_error, with_gradients
 from tests.ops.interpreted.conftest import SHORT
 

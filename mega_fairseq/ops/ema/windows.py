@@ -1,69 +1,15 @@
-"""The damped EMA in blocks of C steps (`ops/block_scan`): its tables, and truncated kernels."""
+"""The damped EMA with truncated kernels, as sums over windows of T steps."""
 
-from functools import partial
-from typing import List, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.block_scan import (
-    BLOCK,
-    BlockTables,
-    channels_first,
-    channels_last,
-    in_blocks,
-    last_steps,
-    pad_to_multiple,
-    state_after,
-)
+from mega_fairseq.ops.block_scan import BLOCK, channels_first, channels_last, last_steps, pad_to_multiple
 from mega_fairseq.ops.diagonals import toeplitz_matrix
-from mega_fairseq.ops.ema.naive import EMACoefficients, decayed, powers
+from mega_fairseq.ops.ema.coefficients import EMACoefficients, powers
 from mega_fairseq.ops.padding import zeros_at_pads
-
-
-def ema_blocks(
-    x: Tensor,
-    c: EMACoefficients,
-    state: Optional[Tensor] = None,
-    skip: Optional[Tensor] = None,
-    truncation: Optional[int] = None,
-    lengths: Optional[Tensor] = None,
-) -> Tuple[Tensor, Optional[Tensor]]:
-    """`ema` in blocks."""
-    xs = zeros_at_pads(x, lengths)
-    if truncation:
-        y, end = _windows(xs, c, state, skip, truncation, lengths)
-    else:
-        y, end = in_blocks(xs, state, partial(_block_tables, c, skip), partial(decayed, c), lengths)
-    return zeros_at_pads(y, lengths).to(x.dtype), end
-
-
-def final_state(x: Tensor, c: EMACoefficients) -> Tensor:
-    """The state of a causal EMA after x (B, L, D), from a state of zeros and without its outputs: (B, D, N)."""
-    return state_after(x, partial(_block_tables, c, None), partial(decayed, c))
-
-
-def _block_tables(c: EMACoefficients, skip: Optional[Tensor], size: int) -> BlockTables:
-    reach = powers(c.log_decay, 0, size)  # (R, D, N, C): phi^t
-    entering = c.expand.unsqueeze(-1) * reach  # what is left of an input after t steps
-    taps = torch.matmul(c.project.unsqueeze(-2), entering).squeeze(-2)  # (R, D, C)
-    present, past = taps[..., 0].sum(0), taps[0, :, 1:]
-    if skip is not None:
-        present = present + skip
-    future = taps[1, :, 1:].flip(-1) if c.bidirectional else torch.zeros_like(past)
-    # (D, 2C - 1): the weights of the inputs from C - 1 steps after an output to C - 1 steps before it
-    within = toeplitz_matrix(torch.cat([future, present.unsqueeze(-1), past], -1), size, size)
-    leaving = (c.project * torch.exp(c.log_decay)).unsqueeze(-1) * reach
-    collect, spread = [entering[0].flip(-1), *entering[1:]], [leaving[0], *leaving[1:].flip(-1)]
-    return BlockTables(within, _joined(collect).transpose(1, 2), _joined(spread), torch.exp(c.log_decay * size))
-
-
-def _joined(tables: List[Tensor]) -> Tensor:
-    return torch.cat(tables, 1) if len(tables) > 1 else tables[0]
-
-
-# ---------------------------------------------------------------------------------------------- truncated kernels
 
 
 def ema_kernel(c: EMACoefficients, length: int) -> Tensor:
@@ -83,19 +29,27 @@ def window_taps(c: EMACoefficients, truncation: int) -> Tensor:
     return ema_kernel(c, truncation)[0].flip(-1)
 
 
-def _windows(x, c: EMACoefficients, state, skip, truncation: int, lengths) -> Tuple[Tensor, Optional[Tensor]]:
-    """The state (B, D, T - 1) holds the inputs that the taps still reach."""
-    length = x.size(1)
-    x = x.to(c.expand.dtype)
+def ema_windows(
+    x: Tensor,
+    c: EMACoefficients,
+    state: Optional[Tensor],
+    skip: Optional[Tensor],
+    lengths: Optional[Tensor],
+    truncation: int,
+) -> Tuple[Tensor, Optional[Tensor]]:
+    """`ema` with truncation: the state (B, D, T - 1) holds the inputs that the taps still reach."""
+    length, dtype = x.size(1), x.dtype
+    x = zeros_at_pads(x, lengths).to(c.expand.dtype)
     window = x if state is None else torch.cat([state.transpose(1, 2), x], 1)  # (B, T - 1 + L, D)
     y = _cut_ema(window, c, 0, truncation)[:, window.size(1) - length :]
     end = None
     if c.bidirectional:
         y = y + _cut_ema(x.flip(1), c, 1, truncation).flip(1)
     else:
-        lengths = None if lengths is None else lengths + (window.size(1) - length)
-        end = last_steps(window, truncation - 1, lengths).transpose(1, 2).contiguous()  # a view would keep `window`
-    return y if skip is None else y + skip * x, end
+        ends = None if lengths is None else lengths + (window.size(1) - length)
+        end = last_steps(window, truncation - 1, ends).transpose(1, 2).contiguous()  # a view would keep `window`
+    y = y if skip is None else y + skip * x
+    return zeros_at_pads(y, lengths).to(dtype), end
 
 
 def _cut_ema(x: Tensor, c: EMACoefficients, direction: int, taps: int) -> Tensor:
@@ -120,7 +74,7 @@ def _cut_ema(x: Tensor, c: EMACoefficients, direction: int, taps: int) -> Tensor
         if j < xs.size(2)
     )
     if whole:
-        tables = _block_tables(c, None, size)
+        tables = c.block_tables(size)
         u = torch.matmul(xs, tables.collect.unsqueeze(1))  # (D, B, K, N)
         states = _shifted(_sliding_sum(u, tables.decay[0], whole), 1)
         y = y + torch.matmul(states, tables.spread.unsqueeze(1))
