@@ -12,13 +12,12 @@ from mega_fairseq.modules.position_bias import (
     POSITION_BIASES,
     PositionBias,
     TabledBias,
-    attend,
     biased_weights,
     check_attention,
 )
 from mega_fairseq.modules.projection import gated_residual, linear, packed, project
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, weighted_sum
+from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, attention, weighted_sum
 from mega_fairseq.ops.attention.fixed import FixedPlace
 from mega_fairseq.ops.attention.fixed import attend as attend_in_storage
 from mega_fairseq.ops.attention.one_position import few_scores
@@ -255,7 +254,8 @@ class GatedCrossAttention(Layer):
             keys, values, padding = (
                 None if t is None else t.repeat_interleave(beams, 0) for t in (keys, values, padding)
             )
-        return attend(queries, keys, values, self.position_bias, first, c.attention, False, padding, dropout)
+        queries, keys, bias = self.position_bias.positioned(queries, keys, first)
+        return attention(queries, keys, values, c.attention, False, bias, padding, dropout)
 
     def _in_segments(
         self, position_bias: Union[PositionBias, TabledBias], q: Tensor, k: Tensor, segments: Segments, stop: int

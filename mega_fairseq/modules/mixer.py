@@ -15,7 +15,7 @@ from torch import Tensor
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.layer import Layer, check_padding_mask
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape, TokenShiftState, batch_size
-from mega_fairseq.ops.attention.chunks import Attend, KeyValues, causal_chunked, chunked
+from mega_fairseq.ops.attention.chunks import Attend, KeyValues, chunked, join
 from mega_fairseq.ops.padding import Alignment, Padding, to_front
 from mega_fairseq.ops.shift import shifted_token, token_shift
 
@@ -223,7 +223,8 @@ class ChunkedMixer(Mixer):
                 f"state has an unfinished chunk of {cache.keys.size(1)} tokens and chunk_size is {size}; use the "
                 "chunk_size that the state was made with"
             )
-        return causal_chunked(attend, q, k, v, size, cache, batch.lengths)
+        joined = join(q, k, v, size, cache, batch.lengths)
+        return joined.outputs(chunked(attend, joined.q, joined.k, joined.v, size)), joined.rest(size)
 
     def in_open_chunk(
         self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, batch: Batch

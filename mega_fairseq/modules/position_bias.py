@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mega_fairseq.modules.config import ModuleConfig
-from mega_fairseq.ops.attention import attention, weighted_sum
 from mega_fairseq.ops.attention import position as ops
+from mega_fairseq.ops.attention import weighted_sum
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 from mega_fairseq.ops.attention.fixed import attend as attend_in_storage
@@ -35,6 +35,11 @@ class PositionBias(nn.Module):
     def rotate(self, x: Tensor, positions: Union[int, Tensor]) -> Tensor:
         """Queries or keys (B, n, z) at positions (n,) or (B, n), or from a first one, rotated by biases that do so."""
         return x
+
+    def positioned(self, q: Tensor, k: Tensor, first_query: int) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+        """Queries at first_query, ... and keys at 0, ..., rotated by biases that do so; and b_rel as in `attention`."""
+        bias = self(1 - q.size(1) - first_query, k.size(1) - first_query, q.device)
+        return self.rotate(q, first_query), self.rotate(k, 0), bias
 
     def adapt(self, stored: Dict[str, Tensor], prefix: str, beyond: Callable[[int], str]) -> None:
         """Fits the tensors of a checkpoint to a shorter reach, in place.
@@ -137,24 +142,6 @@ def check_attention(config: ModuleConfig) -> None:
             f"{config.name('position_bias')} {config.position_bias!r} rotates pairs of dimensions and {width} is "
             f"{config.shared_dim}; make {width} even"
         )
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position_bias: PositionBias,
-    first_query: int,
-    function: str,
-    causal: bool = False,
-    key_padding: Optional[Tensor] = None,
-    dropout: float = 0.0,
-    outer: bool = False,
-) -> Tensor:
-    """f(Q K^T / tau + b_rel) V (eq. 11): q (G, n, z) at positions first_query, ...; k (G, m, z), v (G, m, e) from 0."""
-    bias = position_bias(1 - q.size(1) - first_query, k.size(1) - first_query, q.device)
-    q, k = position_bias.rotate(q, first_query), position_bias.rotate(k, 0)
-    return attention(q, k, v, function, causal, bias, key_padding, dropout, outer=outer)
 
 
 def biased_weights(

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules.config import setting
 from mega_fairseq.modules.mixer import ChunkedConfig, ChunkedMixer
-from mega_fairseq.modules.position_bias import POSITION_BIASES, attend, check_attention
+from mega_fairseq.modules.position_bias import POSITION_BIASES, check_attention
 from mega_fairseq.modules.projection import RELEASED_STD, project
+from mega_fairseq.ops.attention import attention
 from mega_fairseq.ops.queries_keys import queries_keys
 
 
@@ -53,12 +54,10 @@ class SingleHeadMixer(ChunkedMixer):
         return queries_keys(project(self.shared, x), self.kappa, self.mu)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]) -> Tensor:
-        """Attention within groups, with the last query at the position of the last key."""
-        c = self.config
-        first_query, dropout = k.size(1) - q.size(1), self.dropout_module.rate(c.attention_dropout)
-        return attend(
-            q, k, v, self.position_bias, first_query, c.attention, c.causal, padding, dropout, self.outer_scale
-        )
+        """f(Q K^T / tau + b_rel) V (eq. 11) within groups, with the last query at the position of the last key."""
+        c, dropout = self.config, self.dropout_module.rate(self.config.attention_dropout)
+        q, k, bias = self.position_bias.positioned(q, k, k.size(1) - q.size(1))
+        return attention(q, k, v, c.attention, c.causal, bias, padding, dropout, outer=self.outer_scale)
 
     @property
     def longest(self) -> Optional[int]:

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from mega_fairseq.modules import POSITION_BIASES
-from mega_fairseq.modules.position_bias import attend
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, attention, attention_fused, weighted_sum
 from mega_fairseq.ops.attention import tiles as attention_tiles
 from mega_fairseq.ops.attention.naive import attention_weights
@@ -16,6 +15,11 @@ from tests.ops.helpers import Recorder, assert_close, assert_same, kept_for_back
 WIDTH, VALUES = 4, 6
 SHAPES = [(1, 1), (1, 7), (2, 2), (5, 9), (16, 17), (17, 17), (31, 64)]
 PADDINGS = ["none", "right", "left", "scattered", "a row of pads"]
+
+
+def with_bias(q, k, v, bias, first, function, causal, padding=None):
+    q, k, vector = bias.positioned(q, k, first)
+    return attention(q, k, v, function, causal, vector, padding)
 
 
 def qkv(queries, keys, groups=3, width=WIDTH, values=VALUES, bias=True, heads=None, multiplier=False):
@@ -119,7 +123,7 @@ def test_both_forms_of_the_rotary_bias_have_the_same_values_and_gradients(functi
         first = keys - queries
 
         def ours(q, k, v, a, b, first=first):
-            return attend(q, k, v, module, first, function, causal)
+            return with_bias(q, k, v, module, first, function, causal)
 
         def truth(q, k, v, a, b):
             vector = module(1 - k.size(1), q.size(1), q.device)
@@ -230,11 +234,11 @@ def test_on_gpus_no_position_bias_becomes_a_matrix_of_queries_times_keys(name, c
     monkeypatch.setattr(attention_tiles, "TILE_ROWS_GPU", size // 4)
     bias, pads = POSITION_BIASES[name](16, size, causal), padding_of(padding, groups, size)
     inputs = [noise(groups, size, width, seed=width, dtype=torch.float32) for width in (16, 16, values)]
-    here = attend(*inputs, bias, 0, "softmax", causal, pads)
+    here = with_bias(*inputs, bias, 0, "softmax", causal, pads)
     masks = masks_of_the_fused_kernel(monkeypatch)
     with Recorder() as recorder, PretendedDevice():
         q, k, v, pads = (moved(t) for t in (*inputs, pads))
-        there = attend(q.requires_grad_(), k, v, moved(bias), 0, "softmax", causal, pads)
+        there = with_bias(q.requires_grad_(), k, v, moved(bias), 0, "softmax", causal, pads)
         there.sum().backward()
         torch.testing.assert_close(there.detach().cpu(), here, rtol=1e-4, atol=1e-5)
     fused = values == 16 and name in ("rope", "none") and not (causal and padding == "right")

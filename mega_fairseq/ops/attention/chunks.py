@@ -186,7 +186,10 @@ def join(
     cache: Optional[KeyValues] = None,
     lengths: Optional[Tensor] = None,
 ) -> Joined:
-    """Puts the queries, keys and values of a piece (B, n, .) behind `cache`; `lengths` (B,) marks its right padding."""
+    """Puts the queries, keys and values of a piece (B, n, .) behind `cache`.
+
+    `lengths` (B,) marks its right padding: padded keys come last, where no real query sees them.
+    """
     new, padding, buffer = q.size(1), None, None
     if cache is not None:
         k, v, padding, buffer = cache.append(k, v, chunk_size)
@@ -199,24 +202,6 @@ def join(
     q = torch.cat([q.new_zeros(q.size(0), total - new, q.size(2)), q], 1)
     q, k, v = (align.front(t) for t in (q, k, v))
     return Joined(q, k, v, new, align.lengths, align, None)
-
-
-def causal_chunked(
-    attend: Attend,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    chunk_size: Optional[int],
-    cache: Optional[KeyValues] = None,
-    lengths: Optional[Tensor] = None,
-) -> Tuple[Tensor, KeyValues]:
-    """Attention of a piece that follows `cache`: q, k (B, n, z), v (B, n, e) -> outputs (B, n, e) and the next cache.
-
-    `lengths` (B,) marks right padding of this piece. Padded keys come last, where no real query sees them.
-    """
-    joined = join(q, k, v, chunk_size, cache, lengths)
-    out = chunked(attend, joined.q, joined.k, joined.v, chunk_size)
-    return joined.outputs(out), joined.rest(chunk_size)
 
 
 def unfinished_chunk(
