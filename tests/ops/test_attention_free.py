@@ -112,10 +112,7 @@ def test_huge_keys_do_not_change_the_digits_of_other_rows():
 
 
 def test_the_operator_has_a_fake_form_and_a_gradient():
-    leaves = inputs(9, 2, 3, True, older=True)
-    older = torch.stack([leaves[name] for name in Sums._fields])
-    arguments = (leaves["k"], leaves["v"], leaves["weight"], older.detach(), True)
-    torch.library.opcheck(tiles.aft_tiles, arguments)
+    torch.library.opcheck(tiles.aft_tiles, (*inputs(9, 2, 3, True).values(), True))
 
 
 # ------------------------------------------------------------------------------------------- sums of older tokens
@@ -174,5 +171,5 @@ def test_slowness_on_a_gpu_is_logged_once(caplog):
     tiles._log_slowness.cache_clear()
     with PretendedDevice():
         for _ in range(2):
-            tiles._forward(*(moved(torch.ones(shape)) for shape in ((1, 7, 8), (1, 7, 8), (2, 5))), None, True)
+            tiles._forward(*(moved(torch.ones(shape)) for shape in ((1, 7, 8), (1, 7, 8), (2, 5))), True)
     assert caplog.text.count("aft is slow on a GPU") == 1

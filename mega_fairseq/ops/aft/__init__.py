@@ -126,5 +126,10 @@ def aft(
             return aft_last_row(k, v, of_channels(w.flip(1), k.size(2)), older).unsqueeze(1)
         if padding is not None:
             k = k.to(weight.dtype).masked_fill(padding.unsqueeze(-1), torch.finfo(weight.dtype).min)
-        out, _ = aft_tiles(k, v, weight, None if older is None else torch.stack(older), causal)
-    return out if queries is None else out[:, keys - queries :]
+        out, log_denominators = aft_tiles(k, v, weight, causal)
+        if queries is not None:
+            out, log_denominators = (t[:, keys - queries :] for t in (out, log_denominators))
+        if older is None:
+            return out
+        key, value = (t.unsqueeze(1) for t in as_token(older))
+        return torch.lerp(out.to(value.dtype), value, torch.sigmoid(key - log_denominators)).to(out.dtype)

@@ -114,8 +114,8 @@ def inside_tiles(k: Tensor, v: Tensor, x: Sequence[Tensor], largest: Tensor, tab
         yield Term(EVERY, None, matrix, seen, largest + omega, rows)
 
 
-def between_tiles(x: Sequence[Tensor], largest: Tensor, table: Table, older: Optional[Tensor]) -> Iterator[Term]:
-    """Keys in other tiles and older ones: all terms that a row has."""
+def between_tiles(x: Sequence[Tensor], largest: Tensor, table: Table) -> Iterator[Term]:
+    """Keys in other tiles: all terms that a row has."""
     size, count = x[0].shape[1:3]
     near = -(-(table.reach - 1) // size)  # tiles further apart have w = 0
     for distance in range(1, min(near + 1, count)):
@@ -123,22 +123,18 @@ def between_tiles(x: Sequence[Tensor], largest: Tensor, table: Table, older: Opt
             rows, keys = (slice(max(i, 0), count + min(i, 0)) for i in (apart, -apart))
             matrix, omega, _ = table.matrix(apart, size)
             yield Term(rows, keys, matrix, [t.detach()[:, :, keys] for t in x], largest[:, :, keys] + omega)
-    if count - 1 > near or older is not None:
-        yield _past(x, largest, older, near)
+    if count - 1 > near:
+        yield _past(x, largest, near)
     if count - 1 > near and not table.causal:
-        future = _past(tuple(t.flip(2) for t in x), largest.flip(2), None, near)
+        future = _past(tuple(t.flip(2) for t in x), largest.flip(2), near)
         yield future._replace(x=tuple(t.flip(2) for t in future.x), ref=future.ref.flip(2))
 
 
-def _past(x: Sequence[Tensor], largest: Tensor, older: Optional[Tensor], near: int) -> Term:
-    """The sums over all tiles more than `near` before each, and over older tokens (3, H, X)."""
+def _past(x: Sequence[Tensor], largest: Tensor, near: int) -> Term:
+    """The sums over all tiles more than `near` before each."""
     totals = torch.stack([t.sum(1) for t in x], 2)  # (H, N, 2, X)
-    if older is None:
-        start, zero = torch.full_like(largest[:, 0, :1], torch.finfo(totals.dtype).min), torch.zeros_like(totals[:, :1])
-    else:
-        start, zero = older[0].detach().unsqueeze(1), older[1:].transpose(0, 1).unsqueeze(1)
-    so_far = torch.cat([start, largest.squeeze(1)], 1).cummax(1).values  # (H, N + 1, X)
-    sums = torch.cat([zero, totals * torch.exp(largest.squeeze(1) - so_far[:, 1:]).unsqueeze(2)], 1)
+    so_far = F.pad(largest.squeeze(1), (0, 0, 1, 0), value=torch.finfo(totals.dtype).min).cummax(1).values
+    sums = F.pad(totals * torch.exp(largest.squeeze(1) - so_far[:, 1:]).unsqueeze(2), (0, 0, 0, 0, 1, 0))
     decay = F.pad(torch.exp(so_far[:, :-1] - so_far[:, 1:]), (0, 0, 1, 0)).unsqueeze(2)
     stride = 1
     while stride < sums.size(1):  # c_i = decay_i c_{i-1} + u_i, by doubling
@@ -171,16 +167,6 @@ class _Slab(NamedTuple):
         """The inverse of `tiles`: writes x (H, S, N, G C) to these channels of (G, n, D)."""
         x = x.unflatten(3, (into.size(0), -1)).permute(3, 2, 1, 0, 4).flatten(3)  # (G, N, S, H C)
         into[..., self.channels] = x.flatten(1, 2)[:, : into.size(1)]
-
-    def older(self, older: Optional[Tensor]) -> Optional[Tensor]:
-        """(3, G, D) -> (3, H, G C)."""
-        if older is None:
-            return None
-        heads = self.heads.stop - self.heads.start
-        return older[..., self.channels].unflatten(2, (heads, -1)).transpose(1, 2).flatten(2)
-
-    def put_older(self, x: Tensor, into: Tensor) -> None:
-        into[..., self.channels] = x.unflatten(2, (into.size(1), -1)).transpose(1, 2).flatten(2)
 
 
 def _slabs(k: Tensor, table: Table) -> Iterator[_Slab]:
@@ -227,7 +213,7 @@ def _log_slowness() -> None:
     logger.warning("the token mixer aft is slow on a GPU; take gmlp, or attention with a chunk size")
 
 
-def _forward(k: Tensor, v: Tensor, weight: Tensor, older: Optional[Tensor], causal: bool) -> Tuple[Tensor, Tensor]:
+def _forward(k: Tensor, v: Tensor, weight: Tensor, causal: bool) -> Tuple[Tensor, Tensor]:
     if not on_cpu(k):
         _log_slowness()
     results, lowest = _fake(k, v, weight), torch.finfo(weight.dtype).min
@@ -237,7 +223,7 @@ def _forward(k: Tensor, v: Tensor, weight: Tensor, older: Optional[Tensor], caus
         largest = keys.amax(1, keepdim=True)
         x = weighted(keys, values, largest)
         inside = inside_tiles(keys, values, x, largest, table)
-        between = list(between_tiles(x, largest, table, slab.older(older)))
+        between = list(between_tiles(x, largest, table))
         rows, others = _rows(*_sums([next(inside), *between], keys)), None
         for term in inside:
             others = others or _sums(between, keys)
@@ -252,7 +238,7 @@ def _fake(k: Tensor, v: Tensor, weight: Tensor, *_: Any) -> Tuple[Tensor, Tensor
     return torch.empty_like(v), torch.empty_like(v, dtype=weight.dtype)
 
 
-def _backward(grads, saved, k, v, weight, older, causal) -> List[Tensor]:
+def _backward(grads, saved, k, v, weight, causal) -> List[Tensor]:
     """Torch's derivatives, term by term, of the sum of y (matrix @ x), where y are the gradients of a row's sums.
 
     It equals the sum of x (matrix^T @ y), and the product in it is the gradient of x: nothing is computed twice.
@@ -260,12 +246,14 @@ def _backward(grads, saved, k, v, weight, older, causal) -> List[Tensor]:
     (out, log_denominators), lowest, highest = saved, torch.finfo(weight.dtype).min, torch.finfo(weight.dtype).max
     # A row that sees pads alone has no gradient.
     log_denominators = log_denominators.masked_fill(log_denominators < lowest / 2, highest)
-    dk, dv, dweight, dolder = (None if t is None else torch.zeros_like(t) for t in (k, v, weight, older))
+    dk, dv, dweight = (torch.zeros_like(t) for t in (k, v, weight))
     for slab in _slabs(k, Table(weight, causal, k.size(1))):
         grad, scale = slab.tiles(grads[0]), slab.tiles(log_denominators, highest)
         y = grad, (grad * slab.tiles(out)).neg_()
-        inputs = slab.tiles(k, lowest), slab.tiles(v), weight[slab.heads], slab.older(older)
-        keys, values, part, past = (None if t is None else t.detach().requires_grad_() for t in inputs)
+        if grads[1] is not None:
+            y[1].add_(slab.tiles(grads[1]))
+        inputs = slab.tiles(k, lowest), slab.tiles(v), weight[slab.heads]
+        keys, values, part = (t.detach().requires_grad_() for t in inputs)
         largest, table = keys.detach().amax(1, keepdim=True), Table(part, causal, k.size(1))
         with differentiable():
             x = weighted(keys, values, largest)
@@ -273,7 +261,7 @@ def _backward(grads, saved, k, v, weight, older, causal) -> List[Tensor]:
             for t in leaves:
                 t.grad = torch.zeros_like(t)
             inside = inside_tiles(keys, values, leaves, largest, table)
-            first, between = next(inside), list(between_tiles(leaves, largest, table, past))
+            first, between = next(inside), list(between_tiles(leaves, largest, table))
             _differentiate([first, *between] if first.rows is None else between, y, scale, leaves)
             for term in () if first.rows is None else chain([first], inside):
                 _differentiate([term], y, scale.masked_fill(~term.rows, highest), leaves)
@@ -281,9 +269,7 @@ def _backward(grads, saved, k, v, weight, older, causal) -> List[Tensor]:
         slab.put(keys.grad, dk)
         slab.put(values.grad, dv)
         dweight[slab.heads] += part.grad
-        if older is not None:
-            slab.put_older(past.grad, dolder)
-    return [t for t in (dk, dv, dweight, dolder) if t is not None]
+    return [dk, dv, dweight]
 
 
 def _differentiate(terms: List[Term], y: Sequence[Tensor], log_denominators: Tensor, leaves: Sequence[Tensor]) -> None:
@@ -305,10 +291,10 @@ def _differentiate(terms: List[Term], y: Sequence[Tensor], log_denominators: Ten
         torch.autograd.backward(*zip(*outputs))
 
 
-# `aft_naive` of keys and values (G, n, D) -> o (G, n, D) and the logarithms of its denominators. `older` (3, G, D) is
-# `Sums`. Autograd would keep the products of every pair of tiles, n x n / S entries for each channel.
+# `aft_naive` of keys and values (G, n, D) -> o (G, n, D) and the logarithms of its denominators. Autograd would keep
+# the products of every pair of tiles, n x n / S entries for each channel.
 aft_tiles = operator(
-    "aft(Tensor k, Tensor v, Tensor weight, Tensor? older, bool causal) -> (Tensor, Tensor)",
+    "aft(Tensor k, Tensor v, Tensor weight, bool causal) -> (Tensor, Tensor)",
     _forward,
     _fake,
     _backward,
