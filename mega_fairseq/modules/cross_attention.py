@@ -18,8 +18,7 @@ from mega_fairseq.modules.position_bias import (
 from mega_fairseq.modules.projection import gated_residual, linear, packed, project
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.attention import ATTENTION_FUNCTIONS, attention, weighted_sum
-from mega_fairseq.ops.attention.fixed import FixedPlace
-from mega_fairseq.ops.attention.fixed import attend as attend_in_storage
+from mega_fairseq.ops.attention.fixed import FixedPlace, attend_in_storage
 from mega_fairseq.ops.attention.one_position import few_scores
 from mega_fairseq.ops.attention.segments import NEAR, Bias, Segments, attention_in_segments, segment_weights
 from mega_fairseq.ops.gates import gate_output

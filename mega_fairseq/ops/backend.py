@@ -96,6 +96,11 @@ class Forms:
         return getattr(self.kernels, self.function) if self.function else self.kernels
 
 
+def without_gradients(*_: Any, **__: Any) -> bool:
+    """For `suits` of forms that have no backward pass."""
+    return not torch.is_grad_enabled()
+
+
 def _first_tensor(arguments: Sequence[Any]) -> Tensor:
     for argument in arguments:
         if isinstance(argument, Tensor):

@@ -1,7 +1,7 @@
 """Weights f(scores) and products that all forms of attention share."""
 
 import math
-from typing import Callable, Optional, Tuple, Union
+from typing import Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -49,6 +49,28 @@ def row_factors(function: str, outer: bool, scale: float, seen: Union[int, Tenso
     return (None, seen**-0.5) if outer and function == "relu2" else (1.0 / (scale * seen), None)
 
 
+def add_bias(
+    scores: Tensor, function: str, seen: Union[int, Tensor, None], bias: Optional[Tensor], outer: bool, scale: float
+) -> Factor:
+    """Makes scores q k^T `scale` (G, n, m) those that f takes, in place, and returns the last factor of their rows.
+
+    Rows see `seen` keys, which softmax ignores. The bias is a matrix for all groups, or one per head (H, n, m).
+    """
+    before, after = (None, None) if function == "softmax" else row_factors(function, outer, scale, seen)
+    if before is not None:
+        scores.mul_(before)
+    if bias is not None:
+        by_head(scores, bias).add_(bias)
+    if after is not None:
+        scores.mul_(after)
+    return after
+
+
+def by_head(x: Tensor, matrices: Tensor) -> Tensor:
+    """x (G, n, m) as (G / H, H, n, m) if there is a matrix for each of H heads, (H, n, m)."""
+    return x if matrices.dim() < 3 else x.unflatten(0, (-1, matrices.size(0)))
+
+
 def weigh(
     scores: Tensor,
     function: str,
@@ -58,33 +80,20 @@ def weigh(
     outer: bool,
     scale: float,
 ) -> Tensor:
-    """The weights of scores q k^T `scale` (G, n, m), in their dtype.
+    """The weights of scores q k^T `scale` (G, n, m), in their dtype; the scores are overwritten.
 
     `hidden` is bool, True for keys that a row does not see. bias and multiplier are matrices, one for all groups or one
     per head (H, n, m). Each may have one row for all queries.
     """
-
-    def by_head(operation: Callable[[Tensor, Tensor], Tensor], x: Tensor, matrices: Tensor) -> Tensor:
-        if matrices.dim() < 3:
-            return operation(x, matrices)
-        return operation(x.unflatten(0, (-1, matrices.size(0))), matrices).flatten(0, 1)
-
-    before, after = None, None
-    if function != "softmax":
-        keys = scores.size(-1)
-        seen = keys if hidden is None else (keys - hidden.sum(-1, keepdim=True, dtype=scores.dtype)).clamp_min_(1)
-        before, after = row_factors(function, outer, scale, seen)
-    if before is not None:
-        scores = scores * before
-    if bias is not None:
-        scores = by_head(torch.add, scores, bias)
-    if after is not None:
-        scores = scores * after
+    seen = scores.size(-1)
+    if hidden is not None and function != "softmax":
+        seen = (seen - hidden.sum(-1, keepdim=True, dtype=scores.dtype)).clamp_min_(1)
+    add_bias(scores, function, seen, bias, outer, scale)
     if hidden is None:
         weights = weights_of(scores, function)
     else:  # a row without any key gives zeros
         weights = weights_of(scores.masked_fill(hidden, MASKED), function).masked_fill(hidden, 0.0)
-    return weights if multiplier is None else by_head(torch.mul, weights, multiplier)
+    return weights if multiplier is None else (by_head(weights, multiplier) * multiplier).reshape(weights.shape)
 
 
 # ------------------------------------------------------------------------------------------- products in half precision

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mega_fairseq.ops.attention.fixed.triton import weight
+from mega_fairseq.ops.attention.score_kernels import scored, weight, weight_slope
 from mega_fairseq.ops.attention.scores import LAPLACE_MEAN, LAPLACE_STD, MASKED
 from mega_fairseq.ops.attention.tile_weights import Inputs, Tile
 from mega_fairseq.ops.backend import launch
@@ -34,30 +34,20 @@ def biased(
     count = tl.full([1, 1], 1, WIDE)
     if not SOFTMAX:
         count = tl.load(seen + group * seen_group + t * seen_row, mask=row < R, other=1.0).to(WIDE)
-    if not SOFTMAX and not OUTER:
-        x = x / (count * tl.full([1, 1], SCALE, WIDE))
-    if bias is not None:
-        x += tl.load(bias + group % H * (T + M - 1) + column - t + T - 1, mask=visible, other=0.0).to(WIDE)
-    if OUTER:
-        x = x / tl.sqrt(count)
-    return x, visible, count
+    at = group % H * (T + M - 1) + column - t + T - 1
+    return scored(x, bias, at, visible, count, SCALE, SOFTMAX, OUTER), visible, count
 
 
 @triton.jit
 def weighed(
-    x, visible, largest, total,
-    SOFTMAX: tl.constexpr, LAPLACE: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    x, visible, largest, total, SOFTMAX: tl.constexpr, LAPLACE: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr
+):
     """f(x), zero for keys that a row does not see, and its derivative; softmax's also has the mean of gradients."""
     if SOFTMAX:
         y = tl.exp(x - largest) / total
         slope = y
     else:
-        y = weight(x, LAPLACE, MEAN, STD)
-        slope = 2.0 * tl.maximum(x, 0.0)
-        if LAPLACE:
-            z = (x - tl.full([1, 1], MEAN, WIDE)) / tl.full([1, 1], STD, WIDE)
-            slope = tl.exp(-0.5 * z * z) * tl.full([1, 1], 1.0 / (STD * 2.5066282746310002), WIDE)
+        y, slope = weight(x, LAPLACE, MEAN, STD), weight_slope(x, LAPLACE, MEAN, STD)
     return tl.where(visible, y, 0.0), slope
 
 
@@ -122,7 +112,7 @@ def weigh(
                 scores, bias, padding, seen, row, column, R, T, M, H, padding_stride, seen_group,
                 seen_row, SOFTMAX, OUTER, CAUSAL, SCALE, WIDE,
             )  # fmt: skip
-            y, _ = weighed(x, visible, largest, total, SOFTMAX, LAPLACE, MEAN, STD, WIDE)
+            y, _ = weighed(x, visible, largest, total, SOFTMAX, LAPLACE, MEAN, STD)
             both, _ = factor(multiplier, keep, row, column, visible, T, M, H, keep_group, keep_row, KEEP_SCALE, WIDE)
             dy = tl.load(grad + row * M + column, mask=visible, other=0.0).to(WIDE)
             mean += tl.sum(y * dy * both, 1)[:, None]
@@ -133,7 +123,7 @@ def weigh(
             scores, bias, padding, seen, row, column, R, T, M, H, padding_stride, seen_group, seen_row,
             SOFTMAX, OUTER, CAUSAL, SCALE, WIDE,
         )  # fmt: skip
-        y, slope = weighed(x, visible, largest, total, SOFTMAX, LAPLACE, MEAN, STD, WIDE)
+        y, slope = weighed(x, visible, largest, total, SOFTMAX, LAPLACE, MEAN, STD)
         both, kept = factor(multiplier, keep, row, column, visible, T, M, H, keep_group, keep_row, KEEP_SCALE, WIDE)
         if grad is not None:
             dy = tl.load(grad + at, mask=visible, other=0.0).to(WIDE)

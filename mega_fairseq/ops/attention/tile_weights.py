@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.attention.scores import MASKED, Factor, row_factors, weights_backward, weights_of
+from mega_fairseq.ops.attention.scores import MASKED, Factor, add_bias, by_head, weights_backward, weights_of
 from mega_fairseq.ops.diagonals import diagonal_sums, toeplitz_matrix
 from mega_fairseq.ops.precision import at_least_float32
 
@@ -32,17 +32,13 @@ class Tile(NamedTuple):
     heads: slice  # of the vectors over distances; the number of groups in the tile is a multiple of theirs
     distances: slice  # of the vectors over distances
 
-    def by_head(self, x: Tensor) -> Tensor:
-        """(G', T, keys) -> (G' / H', H', T, keys)."""
-        return x.view(-1, self.heads.stop - self.heads.start, *x.shape[1:])
-
     def matrices(self, vectors: Tensor) -> Tensor:
         """(H, n + m - 1) -> (H', T, keys)."""
         return toeplitz_matrix(vectors[self.heads, self.distances], self.rows.stop - self.rows.start, self.keys.stop)
 
     def add_to_vectors(self, vectors: Tensor, grad: Tensor) -> None:
         """The transpose of `matrices`: adds grad (G', T, keys) to vectors (H, n + m - 1)."""
-        sums = diagonal_sums(self.by_head(grad).sum(0, dtype=vectors.dtype))
+        sums = diagonal_sums(grad.unflatten(0, (-1, self.heads.stop - self.heads.start)).sum(0, dtype=vectors.dtype))
         vectors[self.heads, self.distances].add_(sums)
 
 
@@ -50,7 +46,8 @@ def weights(x: Inputs, tile: Tile, scores: Tensor, seen: Optional[Tensor]) -> Te
     """The weights of scores (G', T, keys) with bias, multiplier and dropout; rows see `seen` keys."""
     _, out, _ = _before_factors(x, tile, scores, seen)
     if x.multiplier is not None:
-        tile.by_head(out).mul_(tile.matrices(x.multiplier))
+        factors = tile.matrices(x.multiplier)
+        by_head(out, factors).mul_(factors)
     if x.keep is not None:
         out.mul_(x.keep[tile[:3]]).mul_(x.keep_scale)
     return out
@@ -67,9 +64,9 @@ def gradients(
         kept = weights * x.keep[tile[:3]] * x.keep_scale
     if x.multiplier is not None:
         factors = tile.matrices(x.multiplier)
-        kept = (tile.by_head(kept) * factors).view_as(kept)
+        kept = (by_head(kept, factors) * factors).view_as(kept)
         products = grad * weights
-        tile.by_head(grad).mul_(factors)
+        by_head(grad, factors).mul_(factors)
     dscores = weights_backward(grad, scores, weights, x.function)
     return kept, dscores if after is None else dscores.mul_(after), products
 
@@ -78,13 +75,8 @@ def _before_factors(x: Inputs, tile: Tile, scores: Tensor, seen: Optional[Tensor
     """Scores and f(scores), and the last factor of the scores' rows."""
     scores = scores.to(at_least_float32(scores.dtype))
     count, reach = scores.shape[1:]
-    before, after = (None, None) if seen is None else row_factors(x.function, x.outer, x.scale, seen)
-    if before is not None:
-        scores.mul_(before)
-    if x.bias is not None:
-        tile.by_head(scores).add_(tile.matrices(x.bias))
-    if after is not None:
-        scores.mul_(after)
+    bias = None if x.bias is None else tile.matrices(x.bias)
+    after = add_bias(scores, x.function, seen, bias, x.outer, x.scale)
     padding = None if x.key_padding is None else x.key_padding[tile.groups, None, tile.keys]
     future = None
     if x.causal and count > 1:  # only the last `count` keys can be in a row's future

@@ -1,11 +1,11 @@
 """The complex EMA of a single token."""
 
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from mega_fairseq.ops.backend import Forms
+from mega_fairseq.ops.backend import Forms, without_gradients
 from mega_fairseq.ops.cema.coefficients import CEMACoefficients, as_complex, complex_powers
 from mega_fairseq.ops.cema.naive import cema_step
 from mega_fairseq.ops.operators import without_gradient
@@ -45,8 +45,4 @@ def cema_token_naive(
     return (y if skip is None else torch.addcmul(y, skip, wide)).to(x.dtype), state
 
 
-def _without_gradients(*_: Any) -> bool:
-    return not torch.is_grad_enabled()
-
-
-cema_token = Forms(cema_token_naive, triton="mega_fairseq.ops.cema.triton:cema_token", suits=_without_gradients)
+cema_token = Forms(cema_token_naive, triton="mega_fairseq.ops.cema.triton:cema_token", suits=without_gradients)

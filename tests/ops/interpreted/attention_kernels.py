@@ -144,7 +144,7 @@ def test_attention_in_fixed_storage_equals_the_plain_form(bias, function, positi
         return y, *args[-1][:2]
 
     ours = run()
-    monkeypatch.setattr(fixed.attend, "triton", None)
+    monkeypatch.setattr(fixed.attend_in_storage, "triton", None)
     torch.testing.assert_close(ours, run(), rtol=1e-9, atol=1e-9)
 
 
@@ -161,5 +161,5 @@ def test_cross_attention_in_fixed_storage_equals_the_plain_form(function, monkey
         return module.step()(noise(ROWS, 1, 6), None, state, None, None, None)[0]
 
     ours = run()
-    monkeypatch.setattr(fixed.attend, "triton", None)
+    monkeypatch.setattr(fixed.attend_in_storage, "triton", None)
     torch.testing.assert_close(ours, run(), rtol=1e-9, atol=1e-9)

@@ -9,7 +9,7 @@ from mega_fairseq.ops.attention.one_position import weights_at_one_position
 from mega_fairseq.ops.attention.scores import weighted_sum
 
 
-def attend_naive(
+def attend_in_storage_naive(
     q: Tensor,
     keys: Tensor,
     values: Tensor,

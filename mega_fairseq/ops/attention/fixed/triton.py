@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.attention.fixed.storage import FixedPlace
+from mega_fairseq.ops.attention.score_kernels import scored, weight
 from mega_fairseq.ops.attention.scores import LAPLACE_MEAN, LAPLACE_STD
 from mega_fairseq.ops.backend import launch
 from mega_fairseq.ops.precision import at_least_float32
@@ -14,29 +15,6 @@ from mega_fairseq.ops.rows import WIDE
 
 COLUMNS = 128  # of the values, for one program
 BLOCK = 32  # keys at once
-
-
-@triton.jit
-def biased(dots, position, inside, bias, last, OFFSET, seen, SOFTMAX: tl.constexpr, OUTER: tl.constexpr):
-    """Scores of keys at these positions from q k / sqrt(z), or from q k if they are divided by the number of keys."""
-    if not SOFTMAX and not OUTER:
-        dots = dots / seen
-    if bias is not None:
-        dots += tl.load(bias + OFFSET + position - last, mask=inside, other=0.0).to(dots.dtype)
-    if OUTER:
-        dots = dots / tl.sqrt(seen)
-    return dots
-
-
-@triton.jit
-def weight(scores, LAPLACE: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr):
-    """laplace or relu^2."""
-    if LAPLACE:
-        mean, width = tl.full([1], MEAN, scores.dtype), tl.full([1], STD * 1.4142135623730951, scores.dtype)
-        out = 0.5 * (1.0 + tl.erf((scores - mean) / width))
-    else:
-        out = tl.maximum(scores, 0.0) * tl.maximum(scores, 0.0)
-    return out
 
 
 @triton.jit(do_not_specialize=["M", "OFFSET", "BEAMS"])
@@ -55,8 +33,7 @@ def attend_kernel(
     z, e = tl.arange(0, WIDTH), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     last = tl.load(number)
     query = tl.load(q + row * stride + z, mask=z < Z, other=0.0).to(WIDE)
-    if SOFTMAX or OUTER:
-        query *= tl.full([1], SCALE, WIDE)
+    query *= tl.full([1], SCALE, WIDE)
     largest, total = tl.full([1], -1e30, WIDE), tl.full([1], 0.0, WIDE)
     attended = tl.zeros([COLUMNS], WIDE)
     if rows is not None:
@@ -70,7 +47,7 @@ def attend_kernel(
         tl.store(values + here * E + e, value, mask=e < E)
         dot = tl.full([1], 0.0, WIDE) + tl.sum(query * key.to(WIDE), 0)
         position = tl.full([1], 0, tl.int64) + last
-        score = biased(dot, position, position >= 0, bias, last, OFFSET, seen.to(WIDE), SOFTMAX, OUTER)
+        score = scored(dot, bias, OFFSET + position - last, position >= 0, seen.to(WIDE), SCALE, SOFTMAX, OUTER)
         if SOFTMAX:
             largest, total, attended = score, total + 1.0, value.to(WIDE)
         else:
@@ -96,7 +73,7 @@ def attend_kernel(
         seen_keys = tl.load(keys + at * Z + z[None, :], mask=inside[:, None] & (z < Z)[None, :], other=0.0)
         seen_values = tl.load(values + at * E + e[None, :], mask=inside[:, None] & (e < E)[None, :], other=0.0)
         dots = tl.sum(query[None, :] * seen_keys.to(WIDE), 1)
-        scores = biased(dots, m, inside, bias, last, OFFSET, seen.to(WIDE), SOFTMAX, OUTER)
+        scores = scored(dots, bias, OFFSET + m - last, inside, seen.to(WIDE), SCALE, SOFTMAX, OUTER)
         if SOFTMAX:
             larger = tl.maximum(largest, tl.max(tl.where(inside, scores, -1e30), 0))
             weights = tl.where(inside, tl.exp(scores - larger), 0.0)
@@ -112,7 +89,7 @@ def attend_kernel(
     tl.store(out + row * E + e, attended.to(out.dtype.element_ty), mask=e < E)
 
 
-def attend(
+def attend_in_storage(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -123,7 +100,7 @@ def attend(
     new: Optional[Tuple[Tensor, Tensor]] = None,
     padding: Optional[Tensor] = None,
 ) -> Tensor:
-    """As `attend_naive`."""
+    """As `attend_in_storage_naive`."""
     (rows, z), (sources, capacity, e) = q.shape, values.shape
     out = values.new_empty(rows, e)
     stored, (key, value) = (None, (None, None)) if new is None else (place.rows, (t.contiguous() for t in new))
