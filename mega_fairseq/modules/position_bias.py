@@ -15,7 +15,7 @@ from mega_fairseq.ops.attention import weighted_sum
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace, attend_in_storage
 from mega_fairseq.ops.attention.one_position import weights_at_one_position
-from mega_fairseq.ops.attention.rotary import cos_sin, rotary_distances, rotate, turned
+from mega_fairseq.ops.attention.position import cos_sin, rotary_distances, rotate, turned
 from mega_fairseq.ops.precision import at_least_float32
 
 

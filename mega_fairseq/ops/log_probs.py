@@ -23,7 +23,7 @@ TYPES = 2**15  # types in a block: its weights stay in the cache while all token
 PACK_FROM = 256  # number of tokens from which packing weights for the CPU pays off
 
 
-def naive_target_log_probs(
+def target_log_probs_naive(
     x: Tensor, weights: Sequence[Tensor], targets: Tensor, bias: Optional[Tensor] = None
 ) -> Tensor:
     """log softmax(x W^T + b) at the targets: x (T, D), weights (V, D) together, targets (T,), b (V,) -> (T,)."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mega_fairseq.ops import log_probs as ops
-from mega_fairseq.ops.log_probs import naive_target_log_probs, target_log_probs
+from mega_fairseq.ops.log_probs import target_log_probs, target_log_probs_naive
 from tests.ops.helpers import assert_close, assert_same, kept_for_backward, noise, with_gradients
 
 # tokens, width, sizes of tables: no token, one type, one table, several, more types than a block has
@@ -40,7 +40,7 @@ def test_slices_equal_the_whole_in_values_and_gradients(monkeypatch, tokens, wid
     given, targets = inputs(tokens, width, sizes, grad=True), targets_of(tokens, sizes)
     if scores == 64:
         given["bias"] = noise(sum(sizes), grad=True)
-    truth = with_gradients(scored(naive_target_log_probs, targets), given)
+    truth = with_gradients(scored(target_log_probs_naive, targets), given)
     assert_same(with_gradients(scored(target_log_probs, targets), given), truth)
 
 
@@ -51,7 +51,7 @@ def test_without_gradients_blocks_of_types_equal_the_whole(monkeypatch, tokens, 
     given, targets = inputs(tokens, width, sizes, dtype=dtype, grad=False), targets_of(tokens, sizes)
     given["bias"] = noise(sum(sizes), dtype=dtype, grad=False)
     wide = {name: tensor.double() for name, tensor in given.items()}
-    truth = scored(naive_target_log_probs, targets)(**wide)
+    truth = scored(target_log_probs_naive, targets)(**wide)
     for types in (1, 3, ops.TYPES):
         monkeypatch.setattr(ops, "TYPES", max(types, sum(sizes) // 50))
         found = scored(target_log_probs, targets)(**given)
@@ -69,7 +69,7 @@ def test_a_score_far_above_all_others_is_not_a_nan():
 def test_half_precision_scores_are_summed_in_float32(dtype):
     x, (weight,) = noise(40, 8, dtype=dtype), tables(8, [700], dtype, grad=False)
     targets = targets_of(40, [700])
-    truth = naive_target_log_probs(x.double(), [weight.double()], targets)
+    truth = target_log_probs_naive(x.double(), [weight.double()], targets)
     with torch.no_grad():
         found = target_log_probs(x, [weight], targets)
     assert found.dtype == torch.float32

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from mega_fairseq.ops import precision
-from mega_fairseq.ops.attention.position import t5_bucket
-from mega_fairseq.ops.attention.rotary import rotate
+from mega_fairseq.ops.attention.position import rotate, t5_bucket
 from mega_fairseq.ops.turns import fraction_of_turn, in_parts
 from tests.ops.helpers import assert_close, noise
 from tests.properties.reference import bucket, rotated

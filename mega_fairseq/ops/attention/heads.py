@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mega_fairseq.ops.attention.chunks import Place
-from mega_fairseq.ops.attention.rotary import cos_sin, turned
+from mega_fairseq.ops.attention.position import cos_sin, turned
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Relative position biases as functions of distance, and rotations of positions (paper, section 3.2).
 
-A distance is key position minus query position.
+A distance is key position minus query position. The rotary bias is b_ij = <R_i a, R_j b> = <a, R_{j-i} b>.
 """
 
 import math
@@ -9,9 +9,11 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
+from mega_fairseq.ops.backend import Forms
 from mega_fairseq.ops.precision import at_least_float32, widest
 from mega_fairseq.ops.turns import fraction_of_turn, in_parts
 
+KERNELS = "mega_fairseq.ops.attention.rotary_kernels"
 ROTARY_BASE = 10000.0
 ALIBI_SLOPE = 2.0**-8  # ALiBi's slope for a single head
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
@@ -43,6 +45,25 @@ def turned_naive(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second, rest = x.to(cos.dtype).split([half, half, x.size(-1) - 2 * half], -1)
     left = torch.addcmul(first * cos, second, sin, value=-1.0)
     return torch.cat([left, torch.addcmul(second * cos, first, sin), rest], -1).to(x.dtype)
+
+
+cos_sin = Forms(cos_sin_naive, triton=f"{KERNELS}:cos_sin")
+turned = Forms(turned_naive, triton=f"{KERNELS}:turned")  # `rotate` with `cos_sin` of the positions
+
+
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """R_i x for the position i of each row, over half-split dimensions: x (..., n, dim) -> (..., n, dim)."""
+    return turned(x, *cos_sin(positions, x.size(-1), x.dtype))
+
+
+def rotary_distances_naive(a: Tensor, b: Tensor, first: int, stop: int) -> Tensor:
+    """The bias for the distances first .. stop - 1, in float32 or better, from a and b (z,)."""
+    a, b = (t.to(at_least_float32(t.dtype)) for t in (a, b))
+    distances = torch.arange(first, stop, device=b.device)
+    return (turned_naive(b, *cos_sin_naive(distances, b.size(0), b.dtype)) * a).sum(-1)
+
+
+rotary_distances = Forms(rotary_distances_naive, triton=f"{KERNELS}:rotary_distances")
 
 
 def t5_bucket(distances: Tensor, causal: bool) -> Tensor:

@@ -8,16 +8,17 @@ for segments s and offsets o. d has a number for each distance of segments from 
 the nearest. Distances outside the table of b have its first or last number.
 """
 
-from itertools import product
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from functools import partial
+from itertools import repeat
+from typing import Iterable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from mega_fairseq.ops.attention.scores import weigh, weighted_sum
 from mega_fairseq.ops.attention.tiles import tile_sizes
 from mega_fairseq.ops.dropout import keep_mask
-from mega_fairseq.ops.operators import differentiable, operator
 from mega_fairseq.ops.precision import at_least_float32, cast_dtype, product_dtype, without_autocast
 
 NEAR = 2
@@ -88,75 +89,27 @@ def attention_in_segments(
     """q (G, n, z), k (G, m, z), v (G, m, e) at these places -> (G, n, e); a query that sees no key gives zeros."""
     dtype, scale = cast_dtype(q), q.size(-1) ** -0.5
     keep, keep_scale = keep_mask((q.size(0), q.size(1), k.size(1)), dropout, q.device)
+    wide, rows, together = at_least_float32(q.dtype), *tile_sizes(q, k.size(1))
+
+    def attended(q, k, v, queries, keys, padding, keep, table) -> Tensor:
+        scores = torch.bmm(q, k.to(q.dtype).transpose(1, 2)).to(wide)
+        places, biases = Segments(queries, keys), bias._replace(table=table)
+        weights = segment_weights(scores, places, biases, function, padding, scale)
+        return weighted_sum(weights if keep is None else weights * keep * keep_scale, v.to(q.dtype))
+
+    # Autograd would keep the weights of all tiles, n x m numbers for each group: they are computed again.
+    of_tile = partial(checkpoint, attended, use_reentrant=False, preserve_rng_state=False)
     with without_autocast(q):
-        q, k, v = (t.to(product_dtype(q, dtype)) for t in (q, k, v))
-        rest = (*segments, key_padding, keep, keep_scale, bias.first, bias.window, function, scale)
-        return _attention(v, q * scale, k, bias.table, *rest).to(dtype)
+        q = q.to(product_dtype(q, dtype)) * scale
+        tensors = (q, k.to(wide), v.to(wide), *segments, key_padding, keep)  # gradients of k and v are sums over tiles
+        outputs = []
+        for q, k, v, queries, keys, padding, keep in zip(*(_split(t, together, 0) for t in tensors)):
+            tiles = zip(_split(q, rows, 1), _split(queries, rows, 1), _split(keep, rows, 1))
+            outputs.append(
+                torch.cat([of_tile(x, k, v, at, keys, padding, kept, bias.table) for x, at, kept in tiles], 1)
+            )
+        return torch.cat(outputs).to(dtype)
 
 
-class _Inputs(NamedTuple):
-    v: Tensor
-    q: Tensor  # multiplied by `scale`
-    k: Tensor
-    table: Tensor
-    queries: Tensor
-    keys: Tensor
-    padding: Optional[Tensor]
-    keep: Optional[Tensor]  # (G, n, m) bool
-    keep_scale: float
-    first: int
-    window: Optional[int]
-    function: str
-    scale: float
-
-    def tiles(self) -> Iterator[Tuple[slice, slice, "_Inputs"]]:
-        """The groups and rows of each tile, and its inputs."""
-        size, together = tile_sizes(self.q, self.k.size(1))
-        for g, r in product(range(0, self.q.size(0), together), range(0, self.q.size(1), size)):
-            groups, rows = slice(g, g + together), slice(r, r + size)
-            padding = None if self.padding is None else self.padding[groups]
-            keep = None if self.keep is None else self.keep[groups, rows]
-            of_groups = {"v": self.v[groups], "k": self.k[groups], "keys": self.keys[groups]}
-            of_rows = {"q": self.q[groups, rows], "queries": self.queries[groups, rows]}
-            yield groups, rows, self._replace(**of_groups, **of_rows, padding=padding, keep=keep)
-
-    def attended(self) -> Tensor:
-        """The definition."""
-        scores = torch.bmm(self.q, self.k.transpose(1, 2)).to(at_least_float32(self.q.dtype))
-        segments, bias = Segments(self.queries, self.keys), Bias(self.table, self.first, self.window)
-        weights = segment_weights(scores, segments, bias, self.function, self.padding, self.scale)
-        return weighted_sum(weights if self.keep is None else weights * self.keep * self.keep_scale, self.v)
-
-
-def _forward(*args: Any) -> Tensor:
-    x, out = _Inputs(*args), _fake(*args)
-    for groups, rows, tile in x.tiles():
-        out[groups, rows] = tile.attended()
-    return out
-
-
-def _fake(v: Tensor, q: Tensor, *_: Any) -> Tensor:
-    return v.new_empty(q.size(0), q.size(1), v.size(2))
-
-
-def _backward(grads: Sequence[Tensor], _: Any, *args: Any) -> List[Tensor]:
-    totals = [torch.zeros_like(t, dtype=at_least_float32(t.dtype)) for t in args[:4]]
-    for groups, rows, tile in _Inputs(*args).tiles():
-        with differentiable():
-            leaves = [t.detach().requires_grad_() for t in tile[:4]]
-            parts = torch.autograd.grad(_Inputs(*leaves, *tile[4:]).attended(), leaves, grads[0][groups, rows])
-        dv, dq, dk, dtable = totals
-        for total, part in zip((dv[groups], dq[groups, rows], dk[groups], dtable), parts):
-            total.add_(part)
-    return [total.to(t.dtype) for total, t in zip(totals, args)]
-
-
-# Autograd would keep the weights of all tiles, n x m numbers for each group.
-_attention = operator(
-    "attention_in_segments(Tensor v, Tensor q, Tensor k, Tensor table, Tensor queries, Tensor keys, Tensor? padding, "
-    "Tensor? keep, float keep_scale, int first, int? window, str function, float scale) -> Tensor",
-    _forward,
-    _fake,
-    _backward,
-    gradients=4,
-)
+def _split(x: Optional[Tensor], size: int, dim: int) -> Iterable[Optional[Tensor]]:
+    return repeat(None) if x is None else x.split(size, dim)

@@ -34,22 +34,13 @@ from mega_fairseq.ops.precision import without_autocast
 STATES_IN_REGISTERS = 16  # of a channel, for the Triton kernels, which hold them in one thread
 
 
-def _few_states(alpha: Tensor, *_: Any) -> bool:
+def _few_states(alpha: Tensor, *_: Any, **__: Any) -> bool:
     return alpha.size(-1) <= STATES_IN_REGISTERS
 
 
-_coefficients = Forms(
+ema_coefficients = Forms(
     ema_coefficients_naive, triton="mega_fairseq.ops.ema.triton:ema_coefficients_triton", suits=_few_states
 )
-
-
-def ema_coefficients(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
-    """Computes the coefficients from the logits of alpha and delta, and from beta and eta, all (R, D, N).
-
-    R is the number of directions, 1 or 2. eta is scaled by sqrt(1/N).
-    """
-    with without_autocast(alpha):
-        return _coefficients(alpha, delta, beta, eta)
 
 
 def ema(

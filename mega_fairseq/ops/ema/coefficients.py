@@ -52,7 +52,7 @@ def _joined(tables: List[Tensor]) -> Tensor:
 def ema_coefficients_naive(alpha: Tensor, delta: Tensor, beta: Tensor, eta: Tensor) -> EMACoefficients:
     """Computes the coefficients from the logits of alpha and delta, and from beta and eta, all (R, D, N).
 
-    eta is scaled by sqrt(1/N).
+    R is the number of directions, 1 or 2. eta is scaled by sqrt(1/N).
     """
     alpha, delta, beta, eta = (t.to(at_least_float32(t.dtype)) for t in (alpha, delta, beta, eta))
     return EMACoefficients(log_decays(alpha, delta), torch.sigmoid(alpha) * beta, eta * math.sqrt(1.0 / eta.size(-1)))

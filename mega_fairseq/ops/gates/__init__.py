@@ -31,18 +31,10 @@ def _suits_gate_output(update, reset, candidate, attended, residual, hidden, act
 gate_output = Forms(gate_output_naive, triton="mega_fairseq.ops.gates.triton:gate_output", suits=_suits_gate_output)
 
 
-def _by_definition(
-    gate_input: Tensor,
-    attended: Tensor,
-    residual: Tensor,
-    gates: Tuple[Tensor, Tensor],
-    hidden: Tuple[Tensor, Tensor],
-    activation: str = "silu",
-    keep: Optional[Tensor] = None,
-    scale: float = 1.0,
-) -> Tensor:
+def _by_definition(gate_input: Tensor, attended: Tensor, residual: Tensor, *weights_and_options: Any) -> Tensor:
+    gates, hidden, *options = weights_and_options
     projections = (lambda x: F.linear(x, *gates), lambda x: F.linear(x, *hidden))
-    return gated_output_naive(gate_input, attended, residual, *projections, activation, keep, scale)
+    return gated_output_naive(gate_input, attended, residual, *projections, *options)
 
 
 def _by_operator(

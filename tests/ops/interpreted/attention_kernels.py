@@ -9,7 +9,7 @@ from mega_fairseq.modules import (
     GatedCrossAttentionConfig,
 )
 from mega_fairseq.modules.position_bias import POSITION_BIASES, TabledBias, attend_token
-from mega_fairseq.ops.attention import fixed, position, rotary, tile_kernels, tile_weights, tiles
+from mega_fairseq.ops.attention import fixed, position, tile_kernels, tile_weights, tiles
 from mega_fairseq.ops.attention.fixed import FixedKeyValues, FixedPlace
 from mega_fairseq.ops.queries_keys import queries_keys, queries_keys_naive
 from tests.ops import test_attention_precision as precision
@@ -44,7 +44,7 @@ def test_rotations_equal_the_definition_in_values_and_gradients(shape, positions
     def run(tables, turned):
         return with_gradients(lambda x: turned(x, *tables(places, 6, x.dtype)), tensors)
 
-    assert_same(run(rotary.cos_sin, rotary.turned), run(position.cos_sin_naive, position.turned_naive))
+    assert_same(run(position.cos_sin, position.turned), run(position.cos_sin_naive, position.turned_naive))
 
 
 @pytest.mark.parametrize(("first", "stop"), [(0, 1), (-4, 7), (-1500, 3)])
@@ -55,7 +55,7 @@ def test_rotary_distances_equal_the_definition_in_values_and_gradients(first, st
     def run(form):
         return with_gradients(lambda **t: form(**t, first=first, stop=stop), tensors)
 
-    assert_same(run(rotary.rotary_distances), run(rotary.rotary_distances_naive))
+    assert_same(run(position.rotary_distances), run(position.rotary_distances_naive))
 
 
 GROUPS, QUERIES, KEYS, HEADS = 4, 5, 7, 2
