@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mega_fairseq.ops.aft import Sums, aft, aft_naive, no_sums, tiles, with_tokens
+from mega_fairseq.ops.aft import aft, aft_naive, tiles
+from mega_fairseq.ops.aft.sums import Sums, no_sums, with_tokens
 from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.ops.helpers import Recorder, assert_same, kept_for_backward, noise, relative_error, with_gradients
 

@@ -21,7 +21,8 @@ from mega_fairseq.modules.mixer import Batch, MixerStep
 from mega_fairseq.modules.mixer_state import MixerState, OpenChunk, Shape
 from mega_fairseq.modules.projection import linear, packed, project
 from mega_fairseq.modules.time_tables import TimeConfig, TimeMixer, curves
-from mega_fairseq.ops.aft import Sums, aft, aft_last_row, no_sums, of_channels, with_tokens
+from mega_fairseq.ops.aft import aft, aft_last_row, of_channels
+from mega_fairseq.ops.aft.sums import Sums, no_sums, with_tokens
 from mega_fairseq.ops.attention.chunks import KeyValues
 from mega_fairseq.ops.precision import at_least_float32
 

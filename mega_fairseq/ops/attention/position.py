@@ -1,6 +1,7 @@
 """Relative position biases as functions of distance, and rotations of positions (paper, section 3.2).
 
-A distance is key position minus query position. The rotary bias is b_ij = <R_i a, R_j b> = <a, R_{j-i} b>.
+A distance is key position minus query position. The rotary bias is b_ij = <R_i a, R_j b> = <a, R_{j-i} b>. The
+definitions run everywhere but on NVIDIA GPUs, whose form is in rotary_kernels.py.
 """
 
 import math
