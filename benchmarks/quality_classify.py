@@ -182,12 +182,16 @@ class Classifiers(Experiment):
         ]
 
     def scores(self, run: Run) -> Dict[str, float]:
-        words = model_words(run.task, run.model)
-        plugin = [word for word in words if word.startswith("--user-dir")] or WITH_PLUGIN
-        options = ["--valid-subset=test", "--batch-size=50", "--log-format=json", "--cpu"]
-        command = [*fairseq("validate"), *plugin, str(prepared(run.task, run.data)), *inputs_words(run.task), *options]
-        printed = output([*command, "--path", str(run.folder / "checkpoint_best.pt")], run.folder / "test.log")
+        data, checkpoint = prepared(run.task, run.data), run.folder / "checkpoint_best.pt"
+        printed = output([*testing(run.task, run.model, data, str(checkpoint)), "--cpu"], run.folder / "test.log")
         return {"accuracy on test": float(re.search(r'"test_accuracy": "([\d.]+)"', printed)[1])}
+
+
+def testing(task: str, model: str, data: Path, checkpoint: str) -> List[str]:
+    """The command that measures the accuracy on the test set."""
+    plugin = [word for word in MODELS[model] if word.startswith("--user-dir")] or WITH_PLUGIN
+    options = ["--valid-subset=test", "--batch-size=50", "--log-format=json", "--path", checkpoint]
+    return [*fairseq("validate"), *plugin, str(data), *inputs_words(task), *options]
 
 
 if __name__ == "__main__":

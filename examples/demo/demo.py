@@ -14,34 +14,31 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Iterator, List, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for benchmarks/, which defines some of the models
 
 import settings
 import torch
-from figures import draw
 from jobs import AT_ONCE, Failed, Job, run_together
-from report import report
-from settings import ADDRESSES, BIBLE, FASHION, IMAGES, LANGUAGE, TRAININGS, TRANSLATION, Task
+from report import figure, report
+from settings import IMAGES, LANGUAGE, TASKS, TRANSLATION, VOCABULARY, Task
 
 from mega_fairseq.cli.cpu import KEEP_MEMORY, Limit, cpu_bf16
+from mega_fairseq.cli.output import write_figure
 
-HERE = Path(__file__).resolve().parent
+LAST = "checkpoint_last.pt"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for all results")
-    usual = ", ".join(f"{task.updates:,}" for task in TRAININGS)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"), help="folder for all results")
+    usual = ", ".join(f"{task.updates:,}" for task in TASKS)
     parser.add_argument("--updates", type=int, help=f"updates of each model (default: {usual})")
-    parser.add_argument(
-        "--longest", type=int, default=4096, help="bytes of the longest text that is timed (default: %(default)s)"
-    )
     args = parser.parse_args()
     for end in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(end, signal.default_int_handler)  # like Ctrl-C
-    demo, started = Demo(args.out.resolve(), args.updates, args.longest), time.monotonic()
+    demo, started = Demo(args.out.resolve(), args.updates), time.monotonic()
     demo.out.mkdir(parents=True, exist_ok=True)
     lock = os.open(demo.out, os.O_RDONLY)
     os.set_inheritable(lock, True)  # until all processes that it starts have ended
@@ -52,121 +49,86 @@ def main() -> None:
     except OSError:  # some network file systems have no locks
         pass
     try:
-        run_together("preparing the corpora", demo.preparing())
+        run_together("preparing the corpora", [*demo.preparing()])
         demo.separate_lines()
         trainings = [*demo.training(TRANSLATION), *demo.training(LANGUAGE)]
         run_together("training to translate, training language models", trainings)
-        images = reversed(demo.training(IMAGES))  # the Transformer first, since it takes longest
+        images = [*demo.training(IMAGES)][::-1]  # the Transformer first, since it takes longest
         run_together("translating the test set, training to classify images", [*demo.translating(), *images])
-        evaluations = [*demo.evaluating(), *demo.classifying()]
-        run_together("evaluating language models, classifying the test images", evaluations)
-        run_together("timing updates on longer and longer texts", demo.timing())
+        run_together("evaluating language models, classifying the test images", [*demo.testing()])
     except Failed as failure:
         sys.exit(f"\n{failure}")
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; training has saved a checkpoint, and the same command resumes from there")
-    draw(demo.folders, demo.timed, demo.out)
-    text = report(demo.folders, demo.timed, demo.updates, demo.out)
+    write_figure(str(demo.out / "demo.png"), lambda: figure(demo.folders))
+    text = report(demo.folders, demo.updates, demo.out)
     (demo.out / "demo.txt").write_text(text, encoding="utf-8")
     print(f"\n{text}\nThis run took {(time.monotonic() - started) / 60:.1f} minutes.")
-
-
-def fast_precision(kept: Path) -> List[str]:
-    """`--bf16` on a CPU that multiplies it fast. A training that has begun keeps its precision, in this file."""
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            cpu_bf16()
-            kept.write_text("--bf16")
-        except Limit:
-            kept.write_text("")
-    return kept.read_text().split()
 
 
 class Demo:
     """The files of the demo, and the commands that write them."""
 
-    def __init__(self, out: Path, updates: Optional[int] = None, longest: int = 4096):
-        self.out, self.longest = out, longest
-        self.updates = {task.name: updates or task.updates for task in TRAININGS}
+    def __init__(self, out: Path, updates: Optional[int] = None):
+        self.out = out
+        self.updates = {task.name: updates or task.updates for task in TASKS}
         self.folders = {  # their names contain the updates, so that runs of different lengths do not collide
             task.name: {model: out / f"{task.name}-{self.updates[task.name]}" / model.lower() for model in task.models}
-            for task in TRAININGS
+            for task in TASKS
         }
-        self.timed = {
-            model: folder / f"lengths-{longest}.json" for model, folder in self.folders[LANGUAGE.name].items()
-        }
-        self.data = {
-            TRANSLATION.name: out / "bible/sentencepiece/bin",
-            LANGUAGE.name: out / "addresses/bytes/bin",
-            IMAGES.name: out / "fashion/small/bin",
-        }
-        gpu, threads = torch.cuda.is_available(), max(1, (os.cpu_count() or 1) // AT_ONCE)
-        self.device = [] if gpu else ["--cpu"]
-        self.precision = [] if gpu else fast_precision(out / "precision")
-        self.environment = {"OMP_NUM_THREADS": str(threads), "PYTHON": sys.executable, "GPUS": str(int(gpu))}
-        self.environment.update(KEEP_MEMORY)
+        self.device = [] if torch.cuda.is_available() else ["--cpu"]
+        threads = max(1, (os.cpu_count() or 1) // AT_ONCE)
+        self.variables = {**KEEP_MEMORY, "OMP_NUM_THREADS": str(threads), "PYTHON": sys.executable}
+        self.variables["GPUS"] = str(int(not self.device))
 
-    def preparing(self) -> List[Job]:
-        jobs = []
-        for name, recipe in (("bible", BIBLE), ("addresses", ADDRESSES), ("fashion", FASHION)):
-            files = {"DATA": str(self.out / name), "VOCABULARY": str(settings.VOCABULARY)}
-            jobs.append(self._job(name, ["bash", str(recipe / "prepare.sh")], self.out / f"{name}.log", files))
-        return jobs
+    def preparing(self) -> Iterator[Job]:
+        for task in TASKS:
+            variables = {**self.variables, "DATA": str(self.out / task.corpus), "VOCABULARY": str(VOCABULARY)}
+            yield Job(task.corpus, ["bash", f"{task.recipe}/prepare.sh"], self.out / f"{task.corpus}.log", variables)
 
     def separate_lines(self) -> None:
         """Copies the Bible to `lines`, where each line of the test set is a document of its own."""
-        for part in ("raw", "sentencepiece/bin"):
+        for part in ("raw", TRANSLATION.binarised):
             shutil.copytree(self.out / "bible" / part, self.out / "lines" / part, dirs_exist_ok=True)
-        docs = self.out / "lines/sentencepiece/bin/test.docs"
+        docs = self.out / "lines" / TRANSLATION.binarised / "test.docs"
         docs.write_text("".join(f"{number}\n" for number in range(docs.read_text().count("\n"))))
 
-    def training(self, task: Task) -> List[Job]:
-        jobs = []
+    def training(self, task: Task) -> Iterator[Job]:
+        precision = fast_precision() if task is LANGUAGE and self.device else []  # the others are too narrow to gain
         for model, folder in self.folders[task.name].items():
-            command = settings.training(task, model, self.updates[task.name], self.data[task.name], folder)
-            command += self.device + (self.precision if task is LANGUAGE else [])  # the others are too narrow to gain
-            jobs.append(self._job(f"{model}, {task.name}", command, folder / "train.log"))
-        return jobs
+            command = settings.training(task, model, self.updates[task.name], self.data(task), folder)
+            command += [*self.device, *precision]
+            yield Job(f"{model}, {task.name}", command, folder / "train.log", self.variables)
 
-    def translating(self) -> List[Job]:
+    def translating(self) -> Iterator[Job]:
         """Translates the test set line by line, and in windows of chapters."""
-        jobs, command = [], ["bash", str(BIBLE / "generate.sh")]
-        for unit, data in (("windows", "bible"), ("lines", "lines")):
-            for model, folder, checkpoint in self._trained(TRANSLATION):
-                files = {"DATA": self.out / data, "CHECKPOINT": checkpoint, "RESULTS": folder / unit}
-                variables = {**{name: str(path) for name, path in files.items()}, **settings.SEARCH}
-                jobs.append(self._job(f"{model}, {unit}", command, folder / f"{unit}.log", variables))
-        return jobs
+        command = ["bash", f"{TRANSLATION.recipe}/generate.sh"]
+        for unit, corpus in (("windows", "bible"), ("lines", "lines")):
+            for model, folder in self.folders[TRANSLATION.name].items():
+                files = {"DATA": self.out / corpus, "CHECKPOINT": folder / LAST, "RESULTS": folder / unit}
+                variables = {**self.variables, **settings.SEARCH, **{name: str(path) for name, path in files.items()}}
+                yield Job(f"{model}, {unit}", command, folder / f"{unit}.log", variables)
 
-    def evaluating(self) -> List[Job]:
-        jobs = []
-        for model, folder, checkpoint in self._trained(LANGUAGE):
-            command = settings.evaluating(model, checkpoint, self.data[LANGUAGE.name]) + self.device
-            jobs.append(self._job(f"evaluating {model}", command, folder / "evaluate.log"))
-        return jobs
+    def testing(self) -> Iterator[Job]:
+        for task in (LANGUAGE, IMAGES):
+            for model, folder in self.folders[task.name].items():
+                command = settings.testing(task, model, str(folder / LAST), self.data(task)) + self.device
+                yield Job(f"testing {model}, {task.name}", command, folder / "test.log", self.variables)
+        command = [sys.executable, "-m", "mega_fairseq.cli", "classify", str(self.folders[IMAGES.name]["Mega"] / LAST)]
+        command += [str(self.data(IMAGES)), "--out", str(self.out / "images"), *self.device]
+        yield Job("drawing what Mega takes images for", command, self.out / "images.log", self.variables)
 
-    def classifying(self) -> List[Job]:
-        jobs, program = [], [sys.executable, str(HERE / "classifying.py")]
-        for model, folder, checkpoint in self._trained(IMAGES):
-            command = [*program, str(checkpoint), str(self.data[IMAGES.name]), str(folder / "classified.json")]
-            jobs.append(self._job(f"classifying, {model}", command, folder / "classify.log"))
-        return jobs
+    def data(self, task: Task) -> Path:
+        return self.out / task.corpus / task.binarised
 
-    def timing(self) -> List[Job]:
-        """On one CPU thread each, also if there is a GPU."""
-        program = [sys.executable, str(HERE / "lengths.py")]
-        return [
-            self._job(model, [*program, model, str(self.longest), str(out)], out.with_suffix(".log"))
-            for model, out in self.timed.items()
-        ]
 
-    def _job(self, name: str, command: List[str], log: Path, variables: Optional[Dict[str, str]] = None) -> Job:
-        return Job(name, command, log, {**self.environment, **(variables or {})})
-
-    def _trained(self, task: Task) -> Iterator[Tuple[str, Path, Path]]:
-        for model, folder in self.folders[task.name].items():
-            yield model, folder, folder / "checkpoint_last.pt"
+def fast_precision() -> List[str]:
+    """`--bf16` on a CPU that multiplies it fast."""
+    try:
+        cpu_bf16()
+    except Limit:
+        return []
+    return ["--bf16"]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Dict, Iterable, List, NamedTuple
+from typing import Dict, List, NamedTuple
 
 SECONDS_BETWEEN_CHECKS, SECONDS_TO_SAVE = 0.5, 60.0
 AT_ONCE = 2  # commands
@@ -16,7 +16,7 @@ class Job(NamedTuple):
     name: str
     command: List[str]
     log: Path
-    environment: Dict[str, str]
+    variables: Dict[str, str]
 
     @property
     def ended(self) -> Path:
@@ -28,7 +28,7 @@ class Failed(Exception):
     """A command that failed, its last lines and its log file."""
 
 
-def run_together(title: str, jobs: Iterable[Job]) -> None:
+def run_together(title: str, jobs: List[Job]) -> None:
     waiting = [job for job in jobs if not job.ended.exists()]
     print(f"\n== {title}" + ("" if waiting else ": done before"), flush=True)
     running: Dict[subprocess.Popen, Job] = {}
@@ -54,15 +54,10 @@ def run_together(title: str, jobs: Iterable[Job]) -> None:
 def start(job: Job) -> subprocess.Popen:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     print(f"{job.name}: tail -f {job.log}", flush=True)
-    with open(job.log, "a") as log:
-        return subprocess.Popen(
-            job.command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **job.environment},
-            start_new_session=True,  # a process group, so that its children can be ended too
-            close_fds=False,  # inherits the demo's lock
-        )
+    with open(job.log, "a") as log:  # in a group, so that children can be ended too; inherits the demo's lock
+        group = {"start_new_session": True, "close_fds": False}
+        variables = {**os.environ, **job.variables}
+        return subprocess.Popen(job.command, stdout=log, stderr=subprocess.STDOUT, env=variables, **group)
 
 
 def stop(alive: List[subprocess.Popen]) -> None:

@@ -1,21 +1,50 @@
-"""The results of the demo, read from what fairseq's commands wrote: translated lines and a table."""
+"""The results of the demo, read from what fairseq's commands wrote: translated lines, a table and learning curves."""
 
-import json
 import re
 import statistics
 import textwrap
 from pathlib import Path
-from typing import Dict, List
+from typing import Any, Dict, List
 
-from settings import IMAGES, LANGUAGE, TRANSLATION
+from benchmarks.runs import curve
 
 Folders = Dict[str, Dict[str, Path]]  # by task and model
-WIDTH = 95
-EXAMPLES = 5  # translated lines to show
+EXAMPLES, WIDTH = 5, 95  # translated lines to show, of so many characters
+
+TRAINED = {  # what is in which file of a model's folder, where
+    "parameters": ("train.log", r"num\. shared model params: ([\d,]+)"),
+    "training, tokens/s": ("train.log", r'"(?:train_)?wps": "([\d.]+)"'),
+}
+TRANSLATED = {
+    "BLEU, lines": ("lines/scores.txt", r"BLEU\S* = ([\d.]+)"),
+    "translating lines, tokens/s": ("lines.log", r"sentences/s, ([\d.]+) tokens/s"),
+    "BLEU, windows": ("windows/scores.txt", r"BLEU\S* = ([\d.]+)"),
+    "translating windows, tokens/s": ("windows.log", r"sentences/s, ([\d.]+) tokens/s"),
+}
+EVALUATED = {
+    "test, bits per byte": ("test.log", r"Loss \(base 2\): ([\d.]+)"),
+    "evaluating, tokens/s": ("test.log", r"\(([\d.]+) tokens/s\)"),
+}
+CLASSIFIED = {"test, accuracy in percent": ("test.log", r'"test_accuracy": "([\d.]+)"')}
+TABLES = {
+    "translation": ("translating English to German: 27,017 pairs, {:,} updates, beam 2", {**TRAINED, **TRANSLATED}),
+    "language": ("modelling language: 5 MB of bytes, {:,} updates", {**TRAINED, **EVALUATED}),
+    "images": ("classifying images pixel by pixel: 784 pixels, {:,} updates", {**TRAINED, **CLASSIFIED}),
+}
+PANELS = {  # logged where and as what
+    "translation": ("train_inner", "nll_loss", "training loss", "bits per subword piece (lower is better)"),
+    "language": ("train_inner", "loss", "training loss", "bits per byte (lower is better)"),
+    "images": ("valid", "valid_accuracy", "accuracy on valid", "percent (higher is better)"),
+}
 
 
-def numbers(log: Path, pattern: str) -> List[float]:
-    return [float(number.replace(",", "")) for number in re.findall(pattern, log.read_text(errors="replace"))]
+def report(folders: Folders, updates: Dict[str, int], out: Path) -> str:
+    lines = translations(folders["translation"], out / "bible/raw")
+    for task, (title, rows) in TABLES.items():
+        lines += ["", title.format(updates[task]), *table(folders[task], rows)]
+    star = "* the better value; docs/first-run.md says what these short trainings show, and what they do not"
+    files = f"demo.png, images.png (what Mega takes the images for), checkpoints and logs are in {out}"
+    return "\n".join([*lines, "", star, files]) + "\n"
 
 
 def translations(folders: Dict[str, Path], raw: Path) -> List[str]:
@@ -31,78 +60,30 @@ def translations(folders: Dict[str, Path], raw: Path) -> List[str]:
     return lines
 
 
-def trained(folder: Path) -> Dict[str, float]:
-    log = folder / "train.log"
-    return {
-        "parameters": numbers(log, r"num\. shared model params: ([\d,]+)")[0],
-        "training, tokens/s": statistics.median(numbers(log, r'"(?:train_)?wps": "([\d.]+)"')),
-    }
-
-
-def translated(folder: Path) -> Dict[str, float]:
-    found = {}
-    for unit in ("lines", "windows"):
-        found[f"BLEU, {unit}"] = numbers(folder / unit / "scores.txt", r"BLEU\S* = ([\d.]+)")[-1]
-        speed = numbers(folder / f"{unit}.log", r"sentences/s, ([\d.]+) tokens/s")
-        found[f"translating {unit}, tokens/s"] = speed[-1]
-    return found
-
-
-def evaluated(folder: Path) -> Dict[str, float]:
-    log = folder / "evaluate.log"
-    return {
-        "test, bits per byte": numbers(log, r"Loss \(base 2\): ([\d.]+)")[-1],
-        "evaluating, tokens/s": numbers(log, r"\(([\d.]+) tokens/s\)")[-1],
-    }
-
-
-def classified(folder: Path) -> Dict[str, float]:
-    return {"test, accuracy in percent": 100 * json.loads((folder / "classified.json").read_text())["accuracy"]}
-
-
-def by_length(path: Path) -> Dict[str, float]:
-    """The CPU time of an update on a short and a long text."""
-    rows = json.loads(path.read_text())
-    return {f"{row['bytes']:,} bytes, ms per 1,000": row["ms per 1,000"] for row in (rows[0], rows[-1])}
-
-
-def table(title: str, columns: Dict[str, Dict[str, float]]) -> List[str]:
+def table(folders: Dict[str, Path], rows: Dict[str, Any]) -> List[str]:
     """A column for each model, with a star at the best value."""
-    lines = ["", title, (" " * 34 + "".join(f"{model:>13} " for model in columns)).rstrip()]
-    for name in columns["Mega"]:
-        values = [column[name] for column in columns.values()]
-        best = None if name == "parameters" else (min if "bits" in name or "ms" in name else max)(values)
-        cells = (f"{_shown(value):>13}{'*' if value == best else ' '}" for value in values)
+    lines = [(" " * 34 + "".join(f"{model:>13} " for model in folders)).rstrip()]
+    for name, (file, pattern) in rows.items():
+        found = (re.findall(pattern, (folder / file).read_text(errors="replace")) for folder in folders.values())
+        values = [statistics.median(float(each.replace(",", "")) for each in all_found) for all_found in found]
+        best = None if name == "parameters" else (min if "bits" in name else max)(values)
+        shown = (f"{value:,.0f}" if value >= 100 else f"{value:.3f}" for value in values)
+        cells = (f"{number:>13}{'*' if value == best else ' '}" for number, value in zip(shown, values))
         lines.append(f"  {name:32}{''.join(cells)}".rstrip())
     return lines
 
 
-def report(folders: Folders, timed: Dict[str, Path], updates: Dict[str, int], out: Path) -> str:
-    translation, language, images = (folders[task.name].items() for task in (TRANSLATION, LANGUAGE, IMAGES))
-    lines = [
-        *translations(dict(translation), out / "bible/raw"),
-        *table(
-            f"translating English to German: 27,017 pairs, {updates[TRANSLATION.name]:,} updates, beam 2",
-            {model: {**trained(folder), **translated(folder)} for model, folder in translation},
-        ),
-        *table(
-            f"modelling language: 5 MB of bytes, {updates[LANGUAGE.name]:,} updates",
-            {model: {**trained(folder), **evaluated(folder)} for model, folder in language},
-        ),
-        *table(
-            f"classifying images pixel by pixel: 784 pixels, {updates[IMAGES.name]:,} updates",
-            {model: {**trained(folder), **classified(folder)} for model, folder in images},
-        ),
-        *table(
-            "one update of the language model on one text",
-            {model: by_length(path) for model, path in timed.items()},
-        ),
-        "",
-        "* the better value; docs/first-run.md says what these short trainings show, and what they do not",
-        f"demo.png, images.png, checkpoints and logs are in {out}",
-    ]
-    return "\n".join(lines) + "\n"
+def figure(folders: Folders) -> Any:
+    """The learning curves."""
+    from matplotlib.figure import Figure
 
-
-def _shown(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3f}"
+    drawing = Figure(figsize=(14, 4), layout="constrained")
+    for axis, (task, (source, value, title, unit)) in zip(drawing.subplots(1, 3), PANELS.items()):
+        axis.set_prop_cycle(color=["tab:red", "tab:blue", "tab:green"])
+        for model, folder in folders[task].items():
+            log = (folder / "train.log").read_text(errors="replace")
+            axis.plot(*zip(*curve(log, source, value)), label=model)
+        axis.set(title=f"{task}: {title}", xlabel="updates", ylabel=unit)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    return drawing

@@ -1,27 +1,26 @@
 """The models of the demo, their training settings and the commands that train and evaluate them.
 
-All models of a task have the same size, batches and number of updates. fairseq's Transformer has the best of its
-learning rates: for translation 3e-3 of 1.5e-3, 3e-3 and 6e-3, for language 8e-3 of 1e-3 to 8e-3, which hardly differ,
-and for images 4e-3 of 1e-3 and 4e-3, which are equal on the validation set. For language there is also attention with
-RoPE in chunks, at the best of three rates in longer runs. The budgets do not show what any model can reach.
+All models of a task have the same size, batches and number of updates. fairseq's Transformer has the best of several
+learning rates. For language there is also attention with RoPE in chunks, at the best of three rates in longer runs.
+The budgets do not show what any model can reach.
 """
 
 import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple
 
-from benchmarks.quality_classify import TASKS, inputs_words, model_words
-from benchmarks.quality_lm import BYTES
+from benchmarks import quality_classify
+from benchmarks.quality_lm import MODELS
 from benchmarks.quality_translation import both_sides
 from benchmarks.runs import PLUGIN, TRAIN, WITH_PLUGIN, fairseq
 
 EXAMPLES = PLUGIN.parent / "examples"
-BIBLE, ADDRESSES, FASHION = EXAMPLES / "wmt16_en_de/bible", EXAMPLES / "lm/addresses", EXAMPLES / "lra/image"
-
 VOCABULARY = 2000  # subword pieces, English and German together
 WINDOW_TOKENS = 512  # of a chapter at most, read and translated at once
 SEARCH = {"WINDOW_TOKENS": str(WINDOW_TOKENS), "BEAM": "2", "MAX_TOKENS": "16384"}  # of generate.sh
 WINDOW, CONTEXT = 512, 256  # the Transformer reads 512 tokens at once, the first 256 of them only as context
+FASHION = quality_classify.TASKS["fashion"]
+CLASSIFIERS = {"Mega": "mega-chunk", "Transformer": "transformer"}  # their names in benchmarks/
 
 
 class Task(NamedTuple):
@@ -29,15 +28,15 @@ class Task(NamedTuple):
 
     name: str
     updates: int
-    loss: str  # fairseq's name of the bits per token in its log
+    recipe: Path
+    corpus: str  # folder
+    binarised: str  # folder in that of the corpus
     options: List[str]
     models: Dict[str, List[str]]
 
 
 TRANSLATION = Task(
-    "translation",
-    1000,
-    "nll_loss",
+    *("translation", 1000, EXAMPLES / "wmt16_en_de/bible", "bible", "sentencepiece/bin"),
     [
         *["--task=mega_document_translation", f"--window-tokens={WINDOW_TOKENS}", "--single-lines=0.9"],
         *["--source-lang=en", "--target-lang=de", "--share-all-embeddings", "--max-tokens=1024"],
@@ -46,38 +45,31 @@ TRANSLATION = Task(
     ],
     {
         "Mega": ["--arch=mega_transformer", "--init=scaled", "--cross-attention-positions=sentence"]
-        + ["--encoder-chunk-size=128", "--decoder-chunk-size=128"]
-        + both_sides(embed_dim=128, hidden_dim=256, z_dim=32, ffn_embed_dim=256, layers=2),
+        + both_sides(chunk_size=128, embed_dim=128, hidden_dim=256, z_dim=32, ffn_embed_dim=256, layers=2),
         "Transformer": ["--arch=transformer_iwslt_de_en"]
         + both_sides(embed_dim=128, attention_heads=4, ffn_embed_dim=592, layers=2),
     },
 )
-
 LANGUAGE = Task(
-    "language",
-    300,
-    "loss",
+    *("language", 300, EXAMPLES / "lm/addresses", "addresses", "bytes/bin"),
     [
         *["--max-tokens=2048", "--lr=8e-3", "--warmup-updates=75", "--clip-norm=0.25", "--weight-decay=0.1"],
-        *["--num-workers=0"],
+        "--num-workers=0",
     ],
-    {"Mega": BYTES["mega-scaled"], "Transformer": BYTES["transformer"], "Attention": BYTES["attention"]},
+    {"Mega": MODELS["mega-scaled"], "Transformer": MODELS["transformer"], "Attention": MODELS["attention"]},
 )
-
 IMAGES = Task(
-    "images",
-    250,
-    "loss",
+    *("images", 250, EXAMPLES / "lra/image", "fashion", "small/bin"),
     [
-        *[*inputs_words("fashion"), *TASKS["fashion"].training, "--batch-size=20", "--batch-size-valid=50"],
+        *[*quality_classify.inputs_words("fashion"), *FASHION.training, "--batch-size=20", "--batch-size-valid=50"],
         *["--warmup-updates=60", "--clip-norm=1.0", "--adam-eps=1e-8"],
     ],
     {
-        "Mega": [*model_words("fashion", "mega-chunk"), "--lr=1e-2"],
-        "Transformer": [*model_words("fashion", "transformer"), "--lr=4e-3"],
+        "Mega": [*quality_classify.model_words("fashion", CLASSIFIERS["Mega"]), "--lr=1e-2"],
+        "Transformer": [*quality_classify.model_words("fashion", CLASSIFIERS["Transformer"]), "--lr=4e-3"],
     },
 )
-TRAININGS = (TRANSLATION, LANGUAGE, IMAGES)
+TASKS = (TRANSLATION, LANGUAGE, IMAGES)
 
 
 def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> List[str]:
@@ -94,10 +86,15 @@ def training(task: Task, model: str, updates: int, data: Path, folder: Path) -> 
     ]
 
 
-def evaluating(model: str, checkpoint: Path, data: Path) -> List[str]:
-    """Evaluates the Transformer on the test text in fairseq's sliding window, the others on the text as one stream."""
+def testing(task: Task, model: str, checkpoint: str, data: Path) -> List[str]:
+    """The command that scores a language model or a classifier on the test set.
+
+    The Transformer reads the text in fairseq's sliding window, the others as one stream.
+    """
+    if task is IMAGES:
+        return quality_classify.testing("fashion", CLASSIFIERS[model], data, checkpoint)
     options = [*WITH_PLUGIN, "--task=mega_language_modeling"]
     if model == "Transformer":
         options = ["--task=language_modeling", "--sample-break-mode=none"]
         options += [f"--tokens-per-sample={WINDOW}", f"--context-window={CONTEXT}"]
-    return [*fairseq("eval_lm"), str(data), "--path", str(checkpoint), "--gen-subset=test", *options]
+    return [*fairseq("eval_lm"), str(data), "--path", checkpoint, "--gen-subset=test", *options]
