@@ -5,7 +5,7 @@ none, so theirs are two layers.
 """
 
 from functools import lru_cache
-from typing import Any, Callable, Dict, List
+from typing import Any, Dict, List
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ LONGEST_QUADRATIC = 8192  # beyond it, full attention takes minutes per step
 CAUSAL = {"mixer": "mega", "position_bias": "rotary", "shared_dim": SHARED, "value_dim": VALUES, "ndim": NDIM}
 BIDIRECTIONAL = {**CAUSAL, "causal": False, "position_bias": "simple", "max_positions": LONGEST_QUADRATIC}
 UNIT = {"position_bias": "rope", "shared_dim": SHARED, "value_dim": VALUES}
+MEGALODON = {"mixer": "megalodon", "shared_dim": SHARED, "value_dim": VALUES, "ndim": NDIM}
 ROPE = {"mixer": "attention", "heads": HEADS, "rotary_dims": 32}
 SPARSE = {"mixer": "sparse", "stride": STRIDE, "heads": HEADS, "rotary_dims": 32}
 
@@ -46,13 +47,7 @@ OTHERS: Dict[str, Dict[str, Any]] = {
     "AFT-local": {"mixer": "aft", "form": "local", "reach": REACH, "heads": HEADS},
     "sparse, strided": {**SPARSE, "pattern": "strided"},
     "sparse, fixed": {**SPARSE, "pattern": "fixed", "summary": 8},
-    "Megalodon, chunks": {
-        "mixer": "megalodon",
-        "shared_dim": SHARED,
-        "value_dim": VALUES,
-        "ndim": NDIM,
-        "chunk_size": WINDOW,
-    },
+    "Megalodon, chunks": {**MEGALODON, "chunk_size": WINDOW},
 }
 LAYERS = {**MEGA, **OTHERS}
 TRANSFORMER, CAUSAL_TRANSFORMER = "Transformer layer of torch", "causal Transformer layer of torch"
@@ -156,13 +151,11 @@ def layer_step(
     elif form == "graphs":
         run = torch.cuda.make_graphed_callables(module, (x,))
 
-    return forward_and_backward(run, x, *module.parameters())
+    tensors = [x, *module.parameters()]
 
-
-def forward_and_backward(run: Callable[[Tensor], Tensor], x: Tensor, *parameters: Tensor) -> Step:
     def step() -> None:
         run(x).sum().backward()
-        for tensor in (x, *parameters):
+        for tensor in tensors:
             tensor.grad = None
 
     return step

@@ -8,73 +8,58 @@ with the square, and for its weights of cross attention fairseq's search copies 
 """
 
 import sys
-from functools import partial
 from pathlib import Path
-from typing import Iterator, List
+from typing import Dict, Iterator, List
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
 from benchmarks import decode, train
-from benchmarks.figures import draw_tables
-from benchmarks.measure import Meter, Row, parser, prepare_process, run
+from benchmarks.measure import Meter, Row, main
 from benchmarks.quality_documents import SYSTEMS
 
-TYPES = 3912
-LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
-LONGEST = {"Transformer": 4096}
-MODELS = {"Transformer": SYSTEMS["transformer"], "Mega, chunks of 128": SYSTEMS["mega"]}
+TYPES, LENGTHS = 3912, [256, 512, 1024, 2048, 4096, 8192]
+TRANSFORMER, LONGEST = "Transformer", 4096
 
 
-def model(name: str, length: int) -> List[str]:
-    return [*MODELS[name], f"--max-source-positions={length}", f"--max-target-positions={length}"]
+def models(length: int) -> Dict[str, List[str]]:
+    """Those that are measured at this length."""
+    both = {TRANSFORMER: SYSTEMS["transformer"], "Mega, chunks of 128": SYSTEMS["mega"]}
+    limits = [f"--max-source-positions={length}", f"--max-target-positions={length}"]
+    return {name: [*words, *limits] for name, words in both.items() if name != TRANSFORMER or length <= LONGEST}
 
 
-def fitting(length: int) -> List[str]:
-    return [name for name in MODELS if length <= LONGEST.get(name, length)]
+def trained(length: int) -> Dict[str, List[str]]:
+    dropout = {TRANSFORMER: train.DROPOUT}
+    return {n: [*words, *train.TRANSLATION, *dropout.get(n, train.MEGA)] for n, words in models(length).items()}
 
 
-def training(name: str, length: int) -> List[str]:
-    return [*model(name, length), *train.TRANSLATION, *(train.DROPOUT if name == "Transformer" else train.MEGA)]
+def lengths(meter: Meter) -> List[int]:
+    return [32] if meter.quick else LENGTHS
 
 
-def speed(lengths: List[int], meter: Meter) -> Iterator[Row]:
+def speed(meter: Meter) -> Iterator[Row]:
     """Training step: tokens per CPU second, by tokens per window"""
-    for length in lengths:
-        tokens = max(lengths[-1] // 2, length)
-        steps = {name: train.on_cpu(training(name, length), TYPES, length, tokens) for name in fitting(length)}
+    for length in lengths(meter):
+        tokens = max(lengths(meter)[-1] // 2, length)
+        steps = {name: train.on_cpu(words, TYPES, length, tokens) for name, words in trained(length).items()}
         yield length, {name: tokens / time for name, time in meter.seconds(steps).items()}
 
 
-def memory(lengths: List[int], meter: Meter) -> Iterator[Row]:
+def memory(meter: Meter) -> Iterator[Row]:
     """Training step of one window: peak MiB above the memory before it, by tokens per window"""
-    for length in lengths:
-        sizes = (length, lengths[0])
-        steps = {name: [(training(name, length), TYPES, size, size) for size in sizes] for name in fitting(length)}
+    for length in lengths(meter):
+        step, warm_up = ((TYPES, size, size) for size in (length, lengths(meter)[0]))
+        steps = {name: ((words, *step), (words, *warm_up)) for name, words in trained(length).items()}
         yield length, {name: meter.mib(train.on_cpu, *both) for name, both in steps.items()}
 
 
-def decoding(lengths: List[int], meter: Meter) -> Iterator[Row]:
+def decoding(meter: Meter) -> Iterator[Row]:
     """Beam search of one window, beam 5: milliseconds per token, by tokens per window"""
-    for length in lengths:
-        models = {name: decode.build(model(name, length), TYPES, length) for name in fitting(length)}
-        steps = {name: decode.search(*each, length) for name, each in models.items()}
+    for length in lengths(meter):
+        steps = {n: decode.search(*decode.build(words, TYPES, length), length) for n, words in models(length).items()}
         times = meter.seconds(steps, 1, warm_up=0) if length > 1024 else meter.seconds(steps)
         yield length, {name: 1000 * time / length for name, time in times.items()}
 
 
-TABLES = {"speed": speed, "memory": memory, "decoding": decoding}
-
-
-def main() -> None:
-    arguments = parser(__doc__, TABLES)
-    arguments.add_argument("--plot", type=Path, metavar="FILE", help="only draw the tables of FILE, next to it")
-    args = arguments.parse_args()
-    prepare_process()
-    if args.plot:
-        return draw_tables(args.plot, TABLES)
-    lengths = [32] if args.quick else LENGTHS
-    run({name: partial(table, lengths) for name, table in TABLES.items()}, args)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"speed": speed, "memory": memory, "decoding": decoding}, drawn=True)

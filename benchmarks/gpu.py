@@ -18,7 +18,7 @@ import time
 import warnings
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterable, List
 
 import torch
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 from benchmarks import gpu_checks
 from benchmarks.gpu_checks import Finding
 from benchmarks.gpu_tables import TABLES, ceilings, measured
-from benchmarks.measure import keep_memory, machine, names, shown
+from benchmarks.measure import as_table, keep_memory, machine, names, shown
 from mega_fairseq.ops.backend import TRITON, backend
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,10 +35,10 @@ CHECKS = {
     check.__name__: check
     for check in (gpu_checks.graphs, gpu_checks.models, gpu_checks.search, gpu_checks.layers, gpu_checks.commands)
 }
-PARTS = ["graphs", "training", "translating", "sentence", "peers", "ema", "search", "models"]
-PARTS += ["mixers", "compiled", "layers", "commands"]
-PAGE = ["training", "translating", "sentence", "peers"]  # in docs/performance.md; the JSON has all
-COLUMNS = ["wall ms", "device ms", "launches", "share", "MiB"]
+PARTS = ["graphs", "training", "translating", "sentence", "peers", "search", "models", "mixers", "compiled"]
+PARTS += ["layers", "commands"]
+PAGE = ["training", "translating"]  # in docs/performance.md; the JSON has all
+COLUMNS = ["device ms", "MiB"]  # there; printed while it runs, and in the JSON: all
 
 
 class Report:
@@ -69,30 +69,34 @@ class Report:
         return late
 
     def check(self, name: str) -> None:
-        findings = self.json["checks"][name] = []
+        kept = self.json["checks"][name] = []
         for case, compare in CHECKS[name](self.device, self.quick):
             if self.is_late(f"{name}, from {case} on"):
                 break
-            for finding in _attempted(case, compare):
-                findings.append({**finding._asdict(), "ok": finding.ok})
+            findings: List[Finding] = []
+            try:
+                findings.extend(compare())
+            except Exception as error:  # a case that fails must not hide the others
+                findings.append(Finding(f"{case}: {type(error).__name__}: {error}", float("nan"), 0.0))
+            for finding in findings:
+                kept.append({**finding._asdict(), "ok": finding.ok})
                 mark = "ok" if finding.ok else "WRONG"
                 print(f"{mark:5} {finding.case}: differs by {finding.difference:.1e} of {finding.limit:g}", flush=True)
 
     def measure(self, name: str) -> None:
-        table = TABLES[name]
-        rows = self.json["tables"][name] = []
+        table, rows = TABLES[name], self.json["tables"].setdefault(name, [])
         for contender in table.contenders(self.device, self.quick):
-            if self.is_late(f"{name}, from {contender.case}, {contender.name} on"):
+            case = f"{contender.case}, {contender.name}"
+            if self.is_late(f"{name}, from {case} on"):
                 break
             try:
                 numbers = measured(contender, self.device, self.json["ceilings"], table.resource)
             except Exception as error:  # out of memory, for example
-                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-                self.missing.append(f"{name}, {contender.case}, {contender.name}: {reason}")
+                self.missing.append(f"{name}, {case}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
                 print(f"FAILED {self.missing[-1]}", flush=True)
                 continue
             rows.append({"case": contender.case, "contender": contender.name, "numbers": numbers})
-            print(f"{contender.case}, {contender.name}: {_line(numbers)}", flush=True)
+            print(f"{case}: " + ", ".join(f"{what} {shown(number)}" for what, number in numbers.items()), flush=True)
             self.write()
 
     def wrong(self) -> List[Dict[str, Any]]:
@@ -105,42 +109,21 @@ class Report:
         return "\n".join([*lines, *(f"- not done: {what}" for what in self.missing)])
 
 
-def _attempted(case: str, compare: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    try:
-        yield from compare()
-    except Exception as error:  # a case that fails must not hide the others
-        yield Finding(f"{case}: {type(error).__name__}: {error}", float("nan"), 0.0)
-
-
-def _line(numbers: Dict[str, float]) -> str:
-    return ", ".join(f"{name} {shown(number)}" for name, number in numbers.items())
-
-
-def markdown(results: Dict[str, Any], parts: Sequence[str] = tuple(TABLES)) -> str:
+def markdown(results: Dict[str, Any], parts: Iterable[str] = TABLES) -> str:
     """Tables with these names; speeds have their ratio to the first contender of the case."""
     texts = [f"{results['device']}, torch {results['machine']['torch']}, commit {results['commit']}"]
-    for name, rows in results["tables"].items():
-        if name not in parts:
-            continue
-        table, columns = TABLES[name], [c for c in COLUMNS if any(c in row["numbers"] for row in rows)]
-        share = f"share of {table.resource}"
-        titles = ["", "", table.unit, *(share if column == "share" else column for column in columns)]
-        lines = [titles, ["---"] * len(titles)]
-        for case in dict.fromkeys(row["case"] for row in rows):
-            group = {row["contender"]: row["numbers"] for row in rows if row["case"] == case}
-            first = next(iter(group.values()))["speed"]
-            for number, (contender, numbers) in enumerate(group.items()):
-                ratio = f" ({numbers['speed'] / first:.2f}x)" if number else ""
-                cells = [_cell(column, numbers) for column in columns]
-                lines.append(["" if number else case, contender, f"{shown(numbers['speed'])}{ratio}", *cells])
-        texts.append(f"{table.title}:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
+    for name in (name for name in results["tables"] if name in parts):
+        table, rows, lines, first = TABLES[name], results["tables"][name], [], {}
+        columns = [c for c in COLUMNS if any(c in row["numbers"] for row in rows)]
+        cases = [row["case"] for row in rows]
+        for row in sorted(rows, key=lambda row: cases.index(row["case"])):
+            case, numbers = row["case"], row["numbers"]
+            ratio = f" ({numbers['speed'] / first[case]:.2f}x)" if case in first else ""
+            cells = [shown(numbers[column]) if column in numbers else "" for column in columns]
+            lines.append(["" if ratio else case, row["contender"], f"{shown(numbers['speed'])}{ratio}", *cells])
+            first.setdefault(case, numbers["speed"])
+        texts.append(f"{table.title}:\n\n{as_table(['', '', table.unit, *columns], lines)}")
     return "\n\n".join(texts)
-
-
-def _cell(column: str, numbers: Dict[str, float]) -> str:
-    if column not in numbers:
-        return ""
-    return f"{numbers[column]:.1%}" if column == "share" else shown(numbers[column])
 
 
 def commit() -> str:

@@ -47,22 +47,15 @@ class Finding(NamedTuple):
         return self.difference <= self.limit  # also False for NaN
 
 
-class Passed(NamedTuple):
-    """A forward and backward pass."""
-
-    outputs: Tensor
-    gradients: Tensor  # of all parameters and of the input, in one row
-
-
 Case = Tuple[str, Callable[[], Iterator[Finding]]]
+Passed = Tuple[Tensor, Tensor]  # outputs, and gradients of all parameters and of the input in one row
 
 
-def compared(
-    case: str, passed: Callable[[torch.device, torch.dtype], Passed], device: torch.device
-) -> Iterator[Finding]:
+def compared(case: str, passed: Callable[..., Passed], device: torch.device) -> Iterator[Finding]:
+    """Compares `passed(device, dtype)` in each number format with the CPU."""
     truth = passed(CPU, torch.float64)
     for dtype, limits in LIMITS.items():
-        for what, limit, ours, theirs in zip(Passed._fields, limits, passed(device, dtype), truth):
+        for what, limit, ours, theirs in zip(("outputs", "gradients"), limits, passed(device, dtype), truth):
             yield Finding(f"{case}, {str(dtype)[6:]}, {what}", difference(ours, theirs), limit)
 
 
@@ -111,7 +104,7 @@ def _layer(case: str, config: MixerConfig, device: torch.device, length: int) ->
         y = (y[0] if config.causal else y).masked_fill(padding.to(place).unsqueeze(-1), 0)
         weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y)
         (y * weights).sum().backward()
-        return Passed(y.detach(), gradients(module, x))
+        return y.detach(), gradients(module, x)
 
     yield from compared(case, passed, device)
     if config.causal:
@@ -140,8 +133,7 @@ def models(device: torch.device, quick: bool) -> Iterator[Case]:
     whole = {"translation": from_args(TRANSLATION, TYPES)}
     names = ["mega"] if quick else [name for name in quality_lm.COMPARED if name != "transformer"]
     whole.update({f"language model, {n}": from_args([*quality_lm.MODELS[n], *DROPOUT], TYPES) for n in names})
-    words = ["--arch=mega_classifier_small", *DROPOUT]
-    whole["classifier"] = classifier(words, "bytes", byte_dictionary(), ["0", "1"])
+    whole["classifier"] = classifier(["--arch=mega_classifier_small", *DROPOUT], "bytes", byte_dictionary(), ["0", "1"])
     for name, model in whole.items():
         yield name, partial(compared, name, partial(_trained, rounded(model)), device)
 
@@ -157,7 +149,7 @@ def _trained(model: BaseFairseqModel, device: torch.device, dtype: torch.dtype) 
     scores = scores if dtype == torch.float64 else scores.float()
     loss = F.cross_entropy(scores, targets.flatten().to(device))
     loss.backward()
-    return Passed(loss.detach(), gradients(model))
+    return loss.detach(), gradients(model)
 
 
 def _batch(model: BaseFairseqModel) -> Tuple[Dict[str, Tensor], Tensor]:
@@ -212,21 +204,19 @@ OFF = ["--cuda-graphs=off"]
 
 def graphs(device: torch.device, quick: bool) -> Iterator[Case]:
     """Updates and translations with CUDA graphs and --task mega_translation, and without."""
-    precisions = {"float32": 1e-3, "bf16": 0.2}
-    place, names = (["--cpu"], ["float32"]) if device.type == "cpu" else ([], [*precisions])
+    limits = {"float32": 1e-3} if device.type == "cpu" else {"float32": 1e-3, "bf16": 0.2}
     for task, words in [("translation", TRANSLATION), ("language model", LANGUAGE)][: 1 if quick else 2]:
-        for name in names:
-            case, words = f"updates, {task}, {name}", [*words, *STEADY, *place, *["--bf16"] * (name == "bf16")]
-            yield case, partial(_same_updates, case, words, [*words, *OFF], precisions[name])
-    forms = {"graphs": [], "mega_translation": ["--task=mega_translation"]}
-    for form, more in forms.items():
+        words = [*words, *STEADY, *["--cpu"] * (device.type == "cpu")]
+        for name, limit in limits.items():
+            case, of_type = f"updates, {task}, {name}", [*words, *["--bf16"] * (name == "bf16")]
+            yield case, partial(_same_updates, case, of_type, [*of_type, *OFF], limit)
+    for form, more in {"graphs": [], "mega_translation": ["--task=mega_translation"]}.items():
         for dtype in (torch.float32,) if quick else (torch.float32, torch.float16):
             yield (case := f"beam search, {form}, {str(dtype)[6:]}"), partial(_same_search, case, more, device, dtype)
 
 
 def _same_updates(case: str, words: List[str], eager: List[str], limit: float) -> Iterator[Finding]:
-    ours, truth = (_updates(each) for each in (words, eager))
-    yield Finding(case, difference(ours, truth), limit)
+    yield Finding(case, difference(_updates(words), _updates(eager)), limit)
 
 
 def _updates(words: List[str]) -> Tensor:

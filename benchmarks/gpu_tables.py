@@ -2,23 +2,20 @@
 
 import gc
 import re
-import statistics
 import time
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
-from torch import Tensor
 from torch.autograd import DeviceType
 
 from benchmarks import contenders as c
 from benchmarks import decode, train
-from benchmarks.measure import Step
+from benchmarks.measure import Meter, Step
 from benchmarks.models import used_size
-from mega_fairseq.modules import DampedEMA
-from mega_fairseq.ops.ema import ema, ema_coefficients
 
 Built = Tuple[Step, float]  # a step, and the products or bytes that it takes in any form
 
@@ -42,11 +39,10 @@ class Table(NamedTuple):
 # ------------------------------------------------------------------------------------------- one contender
 
 LAUNCH = re.compile(r"cu(da)?(Launch|GraphLaunch|Memcpy|Memset)")
-WAIT = re.compile(r"cu(da)?(Stream|Event)Synchronize")
 
 
 def measured(contender: Contender, device: torch.device, ceilings: Dict[str, float], resource: str) -> Dict[str, float]:
-    """Numbers of a step: speed, milliseconds until it has returned and is done, launches, peak MiB with its graphs."""
+    """Numbers of a step: speed, milliseconds until it is done, launches, peak MiB with its graphs."""
     gpu = device.type == "cuda"
     if gpu:
         gc.collect()
@@ -54,8 +50,8 @@ def measured(contender: Contender, device: torch.device, ceilings: Dict[str, flo
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     step, work = contender.build()
-    wall, host = seconds(step, device, contender.repeats if gpu else 1)
-    numbers = {"speed": contender.count / wall, "wall ms": 1000 * wall, "host ms": 1000 * host}
+    wall = seconds(step, device, contender.repeats if gpu else 1)
+    numbers = {"speed": contender.count / wall, "wall ms": 1000 * wall}
     if gpu and resource == "products":  # translators share a model
         numbers["MiB"] = (torch.cuda.max_memory_allocated() - before) / 2**20
     if gpu and contender.profiled:
@@ -68,30 +64,23 @@ def measured(contender: Contender, device: torch.device, ceilings: Dict[str, flo
     return numbers
 
 
-def seconds(step: Step, device: torch.device, repeats: int) -> Tuple[float, float]:
-    """Median seconds until a step is done, and until it has returned, after as many steps to warm up."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    times: List[Tuple[float, float]] = []
-    for _ in range(2 * repeats):
-        wait()
-        start = time.perf_counter()
+def seconds(step: Step, device: torch.device, repeats: int) -> float:
+    """Median seconds until a step is done, after as many steps to warm up."""
+
+    def done() -> None:
         step()
-        host = time.perf_counter() - start
-        wait()
-        times.append((time.perf_counter() - start, host))
-    wall, host = (statistics.median(each) for each in zip(*times[repeats:]))
-    return wall, host
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return Meter(repeats=repeats).seconds({"": done}, warm_up=repeats, clock=time.perf_counter)[""]
 
 
 def kernels(events: List[Any]) -> Dict[str, float]:
-    """The time of kernels and copies, how often the host started one or several of them, and waited for them."""
+    """The time of kernels and copies, and how often the host started one or several of them."""
     on_device = [e for e in events if e.device_type == DeviceType.CUDA and not getattr(e, "is_user_annotation", False)]
     calls = [e.name for e in events if e.device_type == DeviceType.CPU]
-    return {
-        "device ms": sum(e.time_range.elapsed_us() for e in on_device) / 1000,
-        "launches": sum(map(bool, map(LAUNCH.match, calls))),
-        "waits": sum(map(bool, map(WAIT.match, calls))),
-    }
+    device = sum(e.time_range.elapsed_us() for e in on_device) / 1000
+    return {"device ms": device, "launches": sum(map(bool, map(LAUNCH.match, calls)))}
 
 
 def ceilings(device: torch.device, quick: bool) -> Dict[str, float]:
@@ -100,8 +89,8 @@ def ceilings(device: torch.device, quick: bool) -> Dict[str, float]:
     factor = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     big = torch.zeros(8, size, size, device=device, dtype=torch.bfloat16)
     other = torch.empty_like(big)
-    product, copy = (seconds(step, device, 5)[0] for step in (lambda: factor @ factor, lambda: other.copy_(big)))
-    return {"products": 2 * size**3 / product, "bandwidth": 4 * big.numel() / copy}
+    multiplied, copied = (seconds(step, device, 5) for step in (lambda: factor @ factor, lambda: other.copy_(big)))
+    return {"products": 2 * size**3 / multiplied, "bandwidth": 4 * big.numel() / copied}
 
 
 # ------------------------------------------------------------------------------------------- training
@@ -112,28 +101,26 @@ OFF, ADAM = "--cuda-graphs=off", "--optimizer=mega_adam"
 
 
 def training(device: torch.device, quick: bool) -> Iterator[Contender]:
-    for number, (table, length) in enumerate(LENGTHS[: 1 if quick else None]):
-        forms = {"Mega": [ADAM]}
-        if number < 2:
-            forms.update({"Mega, fairseq's Adam": [], "Mega, graphs off": [ADAM, OFF]})
-        yield from trained(table, length, forms, quick)
-    if not quick:
-        for table, length in LENGTHS[:2]:
-            yield from trained(table, length, {"Mega": [ADAM]}, quick, "bf16")
+    mega = {"Mega": [ADAM]}
+    all_forms = {**mega, "Mega, fairseq's Adam": [], "Mega, graphs off": [ADAM, OFF]}
+    if quick:
+        return (yield from trained("small", 34, all_forms, quick))
+    for number, (table, length) in enumerate(LENGTHS):
+        yield from trained(table, length, all_forms if number < 2 else mega)
+    for table, length in LENGTHS[:2]:
+        yield from trained(table, length, mega, precision="bf16")
 
 
 def compiled(device: torch.device, quick: bool) -> Iterator[Contender]:
-    forms = {"Mega, --compile": [ADAM, "--compile"], "Mega, --compile, graphs off": [ADAM, "--compile", OFF]}
     if not quick:
-        for table, length in LENGTHS[:1]:
-            yield from trained(table, length, forms, quick)
+        forms = {"Mega, --compile": [ADAM, "--compile"], "Mega, --compile, graphs off": [ADAM, "--compile", OFF]}
+        yield from trained(*LENGTHS[0], forms)
 
 
 def trained(
-    table: str, length: int, forms: Dict[str, List[str]], quick: bool, precision: str = "fp16"
+    table: str, length: int, forms: Dict[str, List[str]], quick: bool = False, precision: str = "fp16"
 ) -> Iterator[Contender]:
-    chosen = train.TABLES["small" if quick else table]
-    length, tokens = (34, 68) if quick else (length, TRAINED // length * length)
+    chosen, tokens = train.TABLES[table], (2 * length if quick else TRAINED // length * length)
     models = {"Transformer": chosen.models["Transformer"]}
     models.update({name: [*chosen.models["Mega"], *words] for name, words in forms.items()})
     for name, words in models.items():
@@ -160,19 +147,16 @@ TRANSLATORS = {
 
 
 def translating(device: torch.device, quick: bool) -> Iterator[Contender]:
-    for name in TRANSLATORS:
-        for batch in [2] if quick else BATCHES:
-            build = partial(translation, name, device, quick, decode.SHORT, decode.SHORT, batch)
-            yield Contender(f"batch {batch}", name, build, batch, repeats=3)
+    for name, batch in product(TRANSLATORS, [2] if quick else BATCHES):
+        build = partial(translation, name, device, quick, decode.SHORT, decode.SHORT, batch)
+        yield Contender(f"batch {batch}", name, build, batch, repeats=3)
 
 
 def sentence(device: torch.device, quick: bool) -> Iterator[Contender]:
     lengths = [8] if quick else SENTENCES
-    for name in TRANSLATORS:
-        for length in lengths:
-            build = partial(translation, name, device, quick, lengths[-1], length, 1)
-            repeats = 3 if length < SENTENCES[-1] else 1
-            yield Contender(f"{length:,} tokens", name, build, length, repeats, profiled=False)
+    for name, length in product(TRANSLATORS, lengths):
+        build = partial(translation, name, device, quick, lengths[-1], length, 1)
+        yield Contender(f"{length:,} tokens", name, build, length, 3 if length < SENTENCES[-1] else 1, profiled=False)
 
 
 @lru_cache(maxsize=1)
@@ -205,15 +189,13 @@ PEERS = [  # layer, form, lengths; the Llama-like layer is the reference
 
 def peers(device: torch.device, quick: bool) -> Iterator[Contender]:
     for name, form, lengths in PEERS:
-        if not (quick and form):  # compiling takes long, and graphs need a GPU
-            for length in lengths[:1] if quick else lengths:
-                yield one_layer(name, length, device, quick, form)
+        for length in lengths if not quick else [] if form else lengths[:1]:  # compiling takes long, graphs need a GPU
+            yield one_layer(name, length, device, quick, form)
 
 
 def mixers(device: torch.device, quick: bool) -> Iterator[Contender]:
-    for length in (2048, 8192)[: 1 if quick else 2]:
-        for name in c.GROUPS["mixers"][: 2 if quick else None]:
-            yield one_layer(name, length, device, quick, "" if quick else "graphs")  # as in training
+    for length, name in product((2048,) if quick else (2048, 8192), c.GROUPS["mixers"][: 2 if quick else None]):
+        yield one_layer(name, length, device, quick, "" if quick else "graphs")  # as in training
 
 
 def one_layer(name: str, length: int, device: torch.device, quick: bool, form: str = "") -> Contender:
@@ -226,31 +208,12 @@ def one_layer(name: str, length: int, device: torch.device, quick: bool, form: s
     return Contender(f"{length:,} tokens", f"{name}, {form}" if form else name, build, tokens)
 
 
-def ema_alone(device: torch.device, quick: bool) -> Iterator[Contender]:
-    for length in [128] if quick else [2048, 65_536]:
-        tokens = length if quick else TOKENS
-
-        def build(length: int = length, tokens: int = tokens) -> Built:
-            module = DampedEMA(c.DIM, c.NDIM).to(device)
-            x = torch.randn(tokens // length, length, c.DIM, dtype=torch.bfloat16, device=device, requires_grad=True)
-
-            def run(x: Tensor) -> Tensor:
-                recurrence = ema_coefficients(module.alpha, module.delta, module.beta, module.eta)
-                return ema(x, recurrence, skip=module.omega)[0]
-
-            step = c.forward_and_backward(run, x, *module.parameters())
-            return step, 10 * tokens * c.DIM  # bytes of x and y forward, of x, dy and dx backward
-
-        yield Contender(f"{length:,} tokens", "EMA", build, tokens)
-
-
 LAYER = "forward and backward, 65,536 tokens, bf16"
 TABLES = {
     "training": Table("Updates of fairseq's trainer, 32,768 tokens", "tokens/s", "products", training),
     "translating": Table("Beam search of 30 tokens, beam 5, fp16", "sentences/s", "bandwidth", translating),
     "sentence": Table("Beam search of one sentence, beam 5, fp16", "tokens/s", "bandwidth", sentence),
     "peers": Table(f"One layer, {LAYER}", "tokens/s", "products", peers),
-    "ema": Table(f"The EMA alone, {LAYER}", "tokens/s", "bandwidth", ema_alone),
     "mixers": Table(f"One layer with each mixer, {LAYER}", "tokens/s", "products", mixers),
     "compiled": Table("Updates with --compile, 32,768 tokens", "tokens/s", "products", compiled),
 }

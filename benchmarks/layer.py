@@ -28,7 +28,6 @@ DECODED = [64, 256, 1024, 4096, 8192]
 BEAM, SINGLE_TOKENS = 5, 20
 
 
-@torch.no_grad()
 def check(names: List[str]) -> None:
     """Raises unless layers have equal sizes and equal themselves token by token."""
     torch.manual_seed(0)
@@ -36,18 +35,23 @@ def check(names: List[str]) -> None:
     for name in names:
         module = c.layer(name).double()
         assert abs(c.size_of(module) / size - 1) < 0.02, f"{name}: {c.size_of(module):,} parameters, torch {size:,}"
-        if isinstance(module, c.TransformerLayer) or not module.blocks[0].causal:
-            continue
-        x, outputs = torch.randn(1, 140, c.DIM, dtype=torch.float64), []
-        states = [None] * len(module.blocks)
-        for token in x.split(1, 1):
-            y, states = through(module.blocks, token, states)
-            outputs.append(y)
-        torch.testing.assert_close(module(x), torch.cat(outputs, 1), rtol=0, atol=1e-9)
+        if isinstance(module, c.Stack) and module.blocks[0].causal:
+            x, outputs, states = torch.randn(1, 140, c.DIM, dtype=torch.float64), [], [None] * len(module.blocks)
+            for token in x.split(1, 1):
+                y, states = through(module.blocks, token, states)
+                outputs.append(y)
+            torch.testing.assert_close(module(x), torch.cat(outputs, 1), rtol=0, atol=1e-9)
     print("correct: whole sequences = token by token, equal parameters")
 
 
-# ------------------------------------------------------------------------------------------- layers
+@torch.no_grad()
+def through(blocks: Iterable[Any], x: Tensor, states: List[Any]) -> Tuple[Tensor, List[Any]]:
+    """Passes tokens through the blocks of a layer, after `states`."""
+    after = []
+    for block, state in zip(blocks, states):
+        x, state = block(x, state)
+        after.append(state)
+    return x, after
 
 
 def speed(names: List[str], lengths: List[int], tokens: int, meter: Meter) -> Iterator[Row]:
@@ -68,20 +72,18 @@ def memory(names: List[str], lengths: List[int], tokens: int, meter: Meter) -> I
 
 def decode(names: List[str], lengths: List[int], meter: Meter) -> Iterator[Row]:
     """The last tokens of five sequences, one layer: milliseconds per token, by tokens before them"""
+    causal = [name for name in names if name in c.LAYERS and c.LAYERS[name].get("causal", True)]
     for length in lengths:
-        causal = [name for name in names if name in c.LAYERS and c.LAYERS[name].get("causal", True)]
-        steps = {name: single_tokens(name, length) for name in causal}
-        yield length, {name: 1000 * time / SINGLE_TOKENS for name, time in meter.seconds(steps).items()}
+        times = meter.seconds({name: single_tokens(name, length) for name in causal})
+        yield length, {name: 1000 * time / SINGLE_TOKENS for name, time in times.items()}
 
 
-@torch.no_grad()
 def single_tokens(name: str, length: int) -> Step:
     """Passes SINGLE_TOKENS tokens through a causal layer one by one, always from the same states."""
     blocks = c.layer(name).blocks.eval()
     _, reached = through(blocks, torch.randn(BEAM, length - SINGLE_TOKENS, c.DIM), [None] * len(blocks))
     x, single = torch.randn(BEAM, 1, c.DIM), [block.step() for block in blocks]
 
-    @torch.no_grad()
     def step() -> None:
         states = reached
         for _ in range(SINGLE_TOKENS):
@@ -90,31 +92,15 @@ def single_tokens(name: str, length: int) -> Step:
     return step
 
 
-def through(blocks: Iterable[Any], x: Tensor, states: List[Any]) -> Tuple[Tensor, List[Any]]:
-    """Passes tokens through the blocks of a layer, after `states`."""
-    after = []
-    for block, state in zip(blocks, states):
-        x, state = block(x, state)
-        after.append(state)
-    return x, after
-
-
-# ------------------------------------------------------------------------------------------- main
-
-TABLES = ("speed", "memory", "flat", "decode")
-
-
 def main() -> None:
-    arguments = parser(__doc__, TABLES)
+    arguments = parser(__doc__, ("speed", "memory", "flat", "decode"))
     arguments.add_argument("--contenders", choices=c.GROUPS, default="mega")
-    arguments.add_argument("--only", default="", help="contenders with this text in their name, and the Transformer")
     arguments.add_argument("--plot", type=Path, metavar="FILE", help="only draw the tables of FILE, next to it")
     args = arguments.parse_args()
     if args.plot:
         return draw_tables(args.plot, ["speed", "memory"])
     prepare_process()
-    reference, *others = c.GROUPS[args.contenders]
-    layers = [reference, *(name for name in others if args.only in name)]
+    layers = c.GROUPS[args.contenders]
     check(layers)
     lengths, decoded, tokens = ([512], [64], 512) if args.quick else (LENGTHS, DECODED, TOKENS)
     ends = lengths[-1:] if args.quick else [1024, lengths[-1]]

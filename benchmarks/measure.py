@@ -15,10 +15,11 @@ import warnings
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from benchmarks.figures import draw_tables
 from mega_fairseq.cli.cpu import GLIBC
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -60,6 +61,9 @@ class Meter:
     def apart(self, function: Callable, *arguments: Any) -> Any:
         """The result of a function in a new process, which `quick` saves."""
         return function(*arguments) if self.quick else in_new_process(function, *arguments)
+
+
+Table = Callable[[Meter], Iterator[Row]]
 
 
 def in_new_process(function: Callable, *arguments: Any) -> Any:
@@ -126,32 +130,32 @@ def parser(description: str, tables: Iterable[str]) -> ArgumentParser:
     return result
 
 
-def main(description: str, tables: Dict[str, Callable[[Meter], Iterator[Row]]]) -> None:
-    """Measures the tables that the command line names."""
-    args = parser(description, tables).parse_args()
+def main(description: str, tables: Dict[str, Table], drawn: bool = False) -> None:
+    """Measures the tables that the command line names; `drawn` adds --plot."""
+    arguments = parser(description, tables)
+    if drawn:
+        arguments.add_argument("--plot", type=Path, metavar="FILE", help="only draw the tables of FILE, next to it")
+    args = arguments.parse_args()
+    if drawn and args.plot:
+        return draw_tables(args.plot, tables)
     prepare_process()
     run(tables, args)
 
 
-def run(tables: Dict[str, Callable[[Meter], Iterator[Row]]], args: Namespace) -> None:
-    """Measures the tables that `args` names."""
+def run(tables: Dict[str, Table], args: Namespace) -> None:
+    """Prints the rows of tables as they are measured, then all as Markdown."""
     print(" ".join(f"{name}={value}" for name, value in machine().items()), flush=True)
+    meter = Meter(args.quick, args.repeats)
     for name in args.tables:
-        measured = rows(name, tables[name], Meter(quick=args.quick, repeats=args.repeats))
-        if args.json and measured["rows"]:
-            write_json(args.json, {name: measured})
-
-
-def rows(name: str, table: Callable[[Meter], Iterator[Row]], meter: Meter) -> Dict[str, Any]:
-    """The title and the rows of a table, printed as they are measured and then as Markdown."""
-    title = getattr(table, "func", table).__doc__.splitlines()[0]  # of a function or a partial one
-    measured: Dict[str, Any] = {"title": title, "rows": []}
-    print(f"\n{name}: {title}", flush=True)
-    for case, numbers in table(meter):
-        measured["rows"].append({"case": case, "numbers": numbers})
-        print(f"{case}: " + ", ".join(f"{contender} {shown(x)}" for contender, x in numbers.items()), flush=True)
-    print(f"\n{markdown(measured['rows'])}", flush=True)
-    return measured
+        title = getattr(tables[name], "func", tables[name]).__doc__.splitlines()[0]  # of a function or a partial one
+        print(f"\n{name}: {title}", flush=True)
+        rows = []
+        for case, numbers in tables[name](meter):
+            rows.append({"case": case, "numbers": numbers})
+            print(f"{case}: " + ", ".join(f"{contender} {shown(x)}" for contender, x in numbers.items()), flush=True)
+        print(f"\n{markdown(rows)}", flush=True)
+        if args.json and rows:
+            write_json(args.json, {name: {"title": title, "rows": rows}})
 
 
 def shown(number: float) -> str:
@@ -165,8 +169,12 @@ def markdown(rows: List[Dict[str, Any]]) -> str:
     cells = [[_cell(row["numbers"], name, contenders[0]) for name in contenders] for row in rows]
     if len(contenders) > len(rows):
         contenders, cases, cells = cases, contenders, [list(column) for column in zip(*cells)]
-    lines = [["", *contenders], ["---"] * (1 + len(contenders)), *([case, *row] for case, row in zip(cases, cells))]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return as_table(["", *contenders], [[case, *row] for case, row in zip(cases, cells)])
+
+
+def as_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head, *lines = (f"| {' | '.join(row)} |" for row in [titles, *rows])
+    return "\n".join([head, "|" + "---|" * len(titles), *lines])
 
 
 def _cell(numbers: Numbers, name: str, first: str) -> str:

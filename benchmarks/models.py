@@ -17,15 +17,8 @@ import mega_fairseq.criterions
 import mega_fairseq.models
 import mega_fairseq.tasks  # noqa: F401 - importing them registers them
 
-TYPES = {"wt103": 267_744, "enwik8": 208}
+BYTES = 208  # types of bytes, as in mega_lm_enwik8
 NO_DROPOUT = ["--dropout=0", "--attention-dropout=0", "--activation-dropout=0"]
-TRANSFORMERS = {  # fairseq's, of the sizes of mega_lm_wt103 (247M with adaptive input and softmax) and mega_lm_enwik8
-    "wt103": ["--task=language_modeling", "--arch=transformer_lm_wiki103"],
-    "enwik8": [
-        *["--task=language_modeling", "--arch=transformer_lm", "--decoder-layers=12", "--decoder-ffn-embed-dim=2048"],
-        *["--decoder-attention-heads=8", "--decoder-normalize-before", "--share-decoder-input-output-embed"],
-    ],
-}
 
 
 def dictionary(types: int) -> Dictionary:

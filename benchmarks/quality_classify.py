@@ -1,6 +1,6 @@
 """Mega, the other token mixers and fairseq's Transformers as classifiers: equal parameters, updates and batches.
 
-    python benchmarks/quality_classify.py DATA OUT --tasks listops,fashion --models mega,gau --seeds 1,2
+    python benchmarks/quality_classify.py DATA OUT --tasks listops,fashion --models mega,gau
     python benchmarks/quality_classify.py DATA OUT --collect docs/quality_classify.json
     python benchmarks/quality_classify.py --plot docs/quality_classify.json
 
@@ -21,11 +21,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
-from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 
 from benchmarks import models
@@ -36,6 +35,7 @@ ROOT = PLUGIN.parent
 
 
 class Task(NamedTuple):
+    recipe: str  # folder in examples/lra
     kind: str
     classes: int
     length: int  # of the longest input
@@ -51,12 +51,11 @@ class Task(NamedTuple):
 BYTES = ["--dropout=0.1", "--weight-decay=0.01"]
 VALUES = ["--values-mean=0.286", "--values-deviation=0.353", "--dropout=0", "--weight-decay=0.02"]
 TASKS = {
-    "listops": Task("tokens", 10, 201, 32, 1000, 128, 64, 16, "layernorm", BYTES),
-    "fashion": Task("values", 10, 784, 20, 300, 320, 112, 28, "batchnorm", VALUES),
-    "addresses": Task("bytes", 4, 1024, 16, 400, 256, 128, 32, "scalenorm", BYTES),
+    "listops": Task("listops", "tokens", 10, 201, 32, 1000, 128, 64, 16, "layernorm", BYTES),
+    "fashion": Task("image", "values", 10, 784, 20, 300, 320, 112, 28, "batchnorm", VALUES),
+    "addresses": Task("text", "bytes", 4, 1024, 16, 400, 256, 128, 32, "scalenorm", BYTES),
 }
-RECIPES = {"listops": "listops", "fashion": "image", "addresses": "text"}  # folders in examples/lra
-SIZES = {"listops": ["--train=40000", "--valid=1000", "--test=2000"]}  # of the data
+LISTOPS = ["--train=40000", "--valid=1000", "--test=2000"]
 TYPES = 25  # symbols of ListOps in fairseq's dictionary
 
 # Mega starts as in the recipes. GAU and FLASH learn little with RoPE in so few updates; their paper has a bias for each
@@ -71,7 +70,8 @@ MODELS = {  # {names} are those of the task
     "transformer": [CONTROLS, "--arch=transformer_classifier", HEADS],
     "mega": MEGA,
     "mega-chunk": [*MEGA, "--encoder-chunk-size={chunk}"],
-    "mega-cut": [CONTROLS, "--arch=mega_classifier_cut", *MEGA, "--encoder-chunk-size={chunk}"],  # no memory beyond it
+    # Without memory beyond a chunk, for inputs of whole chunks: fashion.
+    "mega-cut": [CONTROLS, "--arch=mega_classifier_cut", *MEGA, "--encoder-chunk-size={chunk}"],
     "gau": ["--encoder-token-mixer=gau", *UNITS],
     "flash": ["--encoder-token-mixer=flash", *UNITS, "--encoder-chunk-size={chunk}"],
     "attention": [*ATTENTION, "--encoder-rotary-dims=16"],
@@ -123,12 +123,9 @@ def model_words(task: str, model: str) -> List[str]:
 
 def build(task: str, model: str) -> BaseFairseqModel:
     """The model with its head, as fairseq-train builds it."""
-    chosen, classes = TASKS[task], [str(n) for n in range(TASKS[task].classes)]
-    return models.classifier(model_words(task, model), chosen.kind, dictionary(chosen.kind), classes)
-
-
-def dictionary(kind: str) -> Optional[Dictionary]:
-    return {"bytes": byte_dictionary, "tokens": lambda: models.dictionary(TYPES), "values": lambda: None}[kind]()
+    kind, classes = TASKS[task].kind, [str(n) for n in range(TASKS[task].classes)]
+    dictionaries = {"bytes": byte_dictionary(), "tokens": models.dictionary(TYPES), "values": None}
+    return models.classifier(model_words(task, model), kind, dictionaries[kind], classes)
 
 
 # ------------------------------------------------------------------------------------------------ data and runs
@@ -136,10 +133,10 @@ def dictionary(kind: str) -> Optional[Dictionary]:
 
 def prepared(task: str, folder: Path) -> Path:
     """The folder with the data of a task, made by its recipe if it does not exist."""
-    script = ROOT / "examples/lra" / RECIPES[task] / "prepare.sh"
-    environment = {**os.environ, "DATA": str(folder), "SIZE": "small", "PYTHON": sys.executable, "GPUS": "0"}
     if not (folder / "complete").exists():
-        subprocess.run(["bash", str(script), *SIZES.get(task, [])], check=True, env=environment)
+        script = ROOT / "examples/lra" / TASKS[task].recipe / "prepare.sh"
+        environment = {**os.environ, "DATA": str(folder), "SIZE": "small", "PYTHON": sys.executable, "GPUS": "0"}
+        subprocess.run(["bash", str(script), *(LISTOPS if task == "listops" else [])], check=True, env=environment)
         (folder / "complete").touch()
     return folder / "small/bin"
 
@@ -154,19 +151,10 @@ def inputs_words(task: str) -> List[str]:
 
 
 class Classifiers(Experiment):
-    tasks, models = TASKS, MODELS
+    updates = {name: task.updates for name, task in TASKS.items()}
+    rates = dict.fromkeys(MODELS, ("4e-3", "1e-2"))
+    rates.update(dict.fromkeys(("attention", "time-weighted", "sparse", "transformer"), ("1e-3", "4e-3")))
     curve, unit, lower_is_better = ("valid", "valid_accuracy"), "accuracy on valid", False
-
-    def models_of(self, task: str) -> List[str]:
-        """All but mega-cut, which takes inputs of whole chunks."""
-        return [name for name in MODELS if name != "mega-cut" or task == "fashion"]
-
-    def rates(self, model: str) -> Tuple[str, ...]:
-        slow = model in ("attention", "time-weighted", "sparse", "transformer")
-        return ("1e-3", "4e-3") if slow else ("4e-3", "1e-2")
-
-    def updates(self, task: str) -> int:
-        return TASKS[task].updates
 
     def training(self, run: Run, updates: int) -> List[str]:
         chosen, often = TASKS[run.task], max(1, updates // 8)

@@ -6,8 +6,8 @@
     python benchmarks/quality_documents.py DATA OUT --collect docs/quality_documents.json
     python benchmarks/quality_documents.py --plot docs/quality_documents.json
 
-Tasks: `lines` trains on single lines, `windows` on windows of documents, `mixed` on both, and `continued` on both from
-the weights of the run on `lines` with the same model, rate and seed. The average of the last five checkpoints
+Tasks: `lines` trains on single lines, `mixed` on them and windows of documents, and `continued` on both from the
+weights of the run on `lines` with the same model, rate and seed. The average of the last five checkpoints
 translates the test set as lines and, but for `lines`, in windows of several lengths. Half of the training documents
 contain lines that test recall: a code that the source has told some lines before, and a word that the target has
 chosen between two. Both are scored with the reference before the answer.
@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs wit
 
 import sentencepiece
 import torch
-from fairseq import checkpoint_utils, utils
-from fairseq.data.language_pair_dataset import collate
+from fairseq import checkpoint_utils
 from torch import Tensor
 
 from benchmarks.quality_translation import MODELS, Translation, averaged
@@ -36,15 +35,14 @@ from mega_fairseq.documents import SEPARATOR, document_borders, read_lines
 Line = Tuple[str, str]  # English and German
 SPLITS, LANGUAGES = ("train", "valid", "test"), ("en", "de")
 WINDOWS = (0, 512, 1024, 2048)  # tokens; 0 for single lines
-ROTARY = ["--arch=mega_transformer_tiny", "--rel-pos-bias=rotary"]
 CHUNKS = ["--encoder-chunk-size=128", "--decoder-chunk-size=128"]
+MEGA = ["--arch=mega_transformer_tiny", "--rel-pos-bias=rotary", *CHUNKS]
 SYSTEMS = {
-    "mega": [*ROTARY, *CHUNKS],
-    "mega-full": ROTARY,
-    "mega-sentence": [*ROTARY, *CHUNKS, "--cross-attention-positions=sentence"],
+    "mega": MEGA,
+    "mega-sentence": [*MEGA, "--cross-attention-positions=sentence"],
     "transformer": MODELS["transformer"],
 }
-TASKS = {"lines": "1", "continued": "0.25", "mixed": "0.25", "windows": "0"}  # --single-lines
+TASKS = {"lines": "1", "continued": "0.25", "mixed": "0.25"}  # --single-lines
 RECIPE = [
     *["--task=mega_document_translation", "--source-lang=en", "--target-lang=de", "--share-all-embeddings"],
     *["--window-tokens=1024", "--max-source-positions=4096", "--max-target-positions=4096", "--max-tokens=4096"],
@@ -64,7 +62,7 @@ NAMES = [  # a piece each
     *["Hebron", "Absalom", "Abner", "Jericho", "Simon", "Abram", "Levi", "Jehu", "Midian", "Esther"],
 ]
 DISTANCES = (1, 2, 4, 8, 16, 32)  # lines; the last is longer than any window in training
-EXAMPLES, BATCH = 100, 20  # of a distance
+EXAMPLES = 100  # of a distance
 RENDERINGS = [
     ("And the gate was of stone.", "Und das Tor war aus Stein.", "Und die Tür war aus Stein."),
     ("And the tent was of skins.", "Und die Hütte war aus Fellen.", "Und das Zelt war aus Fellen."),
@@ -116,14 +114,8 @@ def examples(form: str, distance: int, documents: List[List[Line]]) -> Iterator[
 
 
 class Documents(Translation):
-    tasks = TASKS
-    models = SYSTEMS
-
-    def rates(self, model: str) -> List[str]:
-        return ["4e-3" if model == "transformer" else "8e-3"]  # found for single lines
-
-    def updates(self, task: str) -> int:
-        return 3000
+    updates = dict.fromkeys(TASKS, 3000)
+    rates = {name: ("4e-3",) if name == "transformer" else ("8e-3",) for name in SYSTEMS}  # found for single lines
 
     def prepare(self, source: Path, data: Path) -> None:
         """Adds the lines of recall to training documents of examples/wmt16_en_de/bible, and binarises."""
@@ -161,14 +153,13 @@ class Documents(Translation):
             model = run.model.replace("-sentence", "")  # single lines do not differ
             lines = run.folder.with_name(f"lines-{model}-{run.lr}-{run.seed}") / "checkpoint_last.pt"
             recipe += [f"--finetune-from-model={lines}", f"--lr={float(run.lr) / 2}", "--warmup-updates=50"]
-        recipe += [] if self.gpu else ["--bf16"]
-        return [str(run.data.parent / "documents/bin"), *self.models[run.model], *recipe]
+        return [str(run.data.parent / "documents/bin"), *SYSTEMS[run.model], *recipe, "--bf16"]
 
     def scores(self, run: Run) -> Dict[str, float]:
         checkpoint, scores = averaged(run), {}
         for window in WINDOWS[: 1 if run.task == "lines" else None]:
             scores.update(self.bleu(run, checkpoint, window))
-        return {**scores, **recall(checkpoint, run.data.parent, run.task == "lines", self.gpu)}
+        return {**scores, **recall(checkpoint, run.data.parent, run.task == "lines")}
 
     def bleu(self, run: Run, checkpoint: Path, window: int) -> Dict[str, float]:
         """BLEU of lines and of documents, translated in windows of so many tokens."""
@@ -176,7 +167,7 @@ class Documents(Translation):
         data, prefix = text / ("bin" if window else "lines"), run.folder / f"test-{window}"
         command = [*fairseq("generate"), str(data), *WITH_PLUGIN, "--path", str(checkpoint), "--beam=5"]
         command += ["--task=mega_document_translation", "--max-tokens=4096", "--required-batch-size-multiple=1"]
-        command += [f"--valid-window-tokens={window}"] * bool(window) + (["--fp16"] if self.gpu else ["--cpu"])
+        command += ["--cpu", *[f"--valid-window-tokens={window}"] * bool(window)]
         output(command, prefix.with_suffix(".out"))
         split = [sys.executable, "-m", "mega_fairseq.cli", "documents", "split", str(prefix.with_suffix(".out"))]
         output([*split, str(data / "test.docs"), "--out", str(prefix)], prefix.with_suffix(".log"))
@@ -186,19 +177,6 @@ class Documents(Translation):
         borders = document_borders(read_lines(text / "test.docs"), text / "test.docs")
         result = measure(hypotheses, references, references, borders, {})
         return {f"{kind}-BLEU, {name}": result[f"{kind}-BLEU"] for kind in ("s", "d")}
-
-    def markdown(self, results: Dict[str, Dict]) -> str:
-        """BLEU of lines and of documents by windows, and the share of right answers by distance."""
-        tables = []
-        for kinds in (["s-BLEU", "d-BLEU"], ["source"], ["target"]):
-            names = [name for result in results.values() for name in result["scores"] if name.startswith(kinds[0])]
-            columns = list(dict.fromkeys(name.split(", ")[1] for name in names))
-            rows = [[" / ".join(kinds), *columns], ["---"] * (1 + len(columns))]
-            for run, result in results.items():
-                cells = [[result["scores"].get(f"{kind}, {column}") for kind in kinds] for column in columns]
-                rows.append([run, *(" / ".join("" if c is None else f"{c:.2f}" for c in cell) for cell in cells)])
-            tables.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
-        return "\n\n".join(tables)
 
 
 def of_documents(pieces: Path, split: str) -> List[List[Line]]:
@@ -217,45 +195,38 @@ def encoded(model: sentencepiece.SentencePieceProcessor, lines: List[Line]) -> L
 
 
 @torch.no_grad()
-def recall(checkpoint: Path, data: Path, alone: bool, gpu: bool) -> Dict[str, float]:
+def recall(checkpoint: Path, data: Path, alone: bool) -> Dict[str, float]:
     """Percentage of examples, by form and distance, in which the right answer is the likeliest of all answers, given
     the reference before it; with `alone`, the model sees only the last line.
     """
     overrides = {"data": str(data / "documents/bin")}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
-    model = (model.cuda() if gpu else model).eval()
-    dictionary = task.target_dictionary
+    model.eval()
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(data / "documents/codes"))
     documents = [decoded(pieces, document) for document in of_documents(data / "bible/sentencepiece", "test")]
 
     def numbers(text: str) -> Tensor:
-        return dictionary.encode_line(text, add_if_not_exist=False).long()
+        """With the end of the text."""
+        return task.target_dictionary.encode_line(text, add_if_not_exist=False).long()
 
-    scores = {}
+    def is_right(lines: List[Line], wrong: List[str]) -> bool:
+        lines = encoded(pieces, lines[-1:] if alone else lines)
+        source, target = (numbers(f" {SEPARATOR} ".join(side)) for side in zip(*lines))
+        all_answers = [lines[-1], *encoded(pieces, [("", line) for line in wrong])]
+        answers = [numbers(line).tolist() for _, line in all_answers]
+        place = len(commonprefix(answers))  # where the answers differ
+        encoder_out = model.encoder(source.unsqueeze(0), torch.tensor([len(source)]))
+        x = model.decoder(target.roll(1).unsqueeze(0), encoder_out, features_only=True)[0]
+        scores = model.decoder.output_layer(x[0, len(target) - len(answers[0]) + place])
+        return bool(scores[[answer[place] for answer in answers]].argmax() == 0)
+
     longest = max(map(len, documents))
-    for form in FORMS:
-        for distance in (d for d in DISTANCES if d < longest):
-            samples, choices = [], []
-            for lines, wrong in examples(form, distance, documents):
-                lines = encoded(pieces, lines[-1:] if alone else lines)
-                source, target = (numbers(f" {SEPARATOR} ".join(side)) for side in zip(*lines))
-                answers = [
-                    numbers(line).tolist() for _, line in [lines[-1], *encoded(pieces, [("", w) for w in wrong])]
-                ]
-                place = len(commonprefix(answers))  # where the answers differ
-                samples.append({"id": len(samples), "source": source, "target": target})
-                choices.append((len(target) - len(answers[0]) + place, [answer[place] for answer in answers]))
-            right = 0
-            for start in range(0, EXAMPLES, BATCH):
-                batch = collate(samples[start : start + BATCH], dictionary.pad(), dictionary.eos())
-                batch = utils.move_to_cuda(batch) if gpu else batch
-                encoder_out = model.encoder(batch["net_input"]["src_tokens"], batch["net_input"]["src_lengths"])
-                x = model.decoder(batch["net_input"]["prev_output_tokens"], encoder_out, features_only=True)[0]
-                for row, number in enumerate(batch["id"].tolist()):
-                    place, answers = choices[number]
-                    right += int(model.decoder.output_layer(x[row, place])[answers].argmax() == 0)
-            scores[f"{form}, {distance}"] = 100 * right / EXAMPLES
-    return scores
+    return {
+        f"{form}, {distance}": 100 * sum(is_right(*each) for each in examples(form, distance, documents)) / EXAMPLES
+        for form in FORMS
+        for distance in DISTANCES
+        if distance < longest
+    }
 
 
 if __name__ == "__main__":

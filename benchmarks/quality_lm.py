@@ -1,15 +1,11 @@
 """Mega, the other token mixers and fairseq's transformer_lm as language models: equal parameters, updates and tokens.
 
     python benchmarks/quality_lm.py DATA --prepare FILE       first, once: bytes of a text, or of a text in xz
-    python benchmarks/quality_lm.py DATA --prepare FOLDER     characters of train.txt, valid.txt and test.txt
     python benchmarks/quality_lm.py DATA OUT --tasks wikipedia --models mega,transformer --lr 5e-3 --seeds 1,2
     python benchmarks/quality_lm.py DATA OUT --collect docs/quality_lm.json
     python benchmarks/quality_lm.py --plot docs/quality_lm.json
 
-wikipedia: bytes; scores are bits per byte for each test chunk, or each context window of the Transformer.
-characters: the time weighting experiment: attention with time weighting (MHA+), gMLP and AFT of the original size, one
-layer each, d 512, 8 heads, windows of 128 characters, GEGLU, token shift. Adam takes the place of AdaBelief, and an
-update has 16 windows and not 64.
+Scores are bits per byte for each test chunk, or each context window of the Transformer.
 """
 
 import lzma
@@ -17,7 +13,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Iterable, List, Tuple
+from typing import Dict, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
@@ -25,7 +21,6 @@ from benchmarks.runs import PLUGIN, WITH_PLUGIN, Experiment, Run, fairseq, outpu
 
 TO_BYTES = PLUGIN.parent / "examples/lm/to_bytes.py"
 PARTS = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}  # as enwik8 is split
-LINE = 65_536  # characters
 
 TASK = ["--task=mega_language_modeling"]
 OURS = [*TASK, "--criterion=mega_lm_cross_entropy"]
@@ -34,7 +29,7 @@ MEGA = [*SMALL, "--arch=mega_lm_small", "--init=released"]
 SCALED = [*SMALL, "--arch=mega_lm_small"]
 TRAINED_CONTEXT = ["--valid-block=size:1024"]  # of the longest training segments
 STOCK = ["--task=language_modeling", "--sample-break-mode=none", "--tokens-per-sample=512"]
-BYTES = {  # parameters within 2%; the Transformer's feed-forward is chosen to have 887,816
+MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to have 887,816
     "transformer": [
         *[*STOCK, "--arch=transformer_lm", "--decoder-layers=4", "--decoder-embed-dim=128", "--decoder-input-dim=128"],
         *["--decoder-output-dim=128", "--decoder-ffn-embed-dim=578", "--decoder-attention-heads=4", "--dropout=0.0"],
@@ -57,60 +52,40 @@ BYTES = {  # parameters within 2%; the Transformer's feed-forward is chosen to h
     "aft-local": [*SMALL, "--arch=aft_lm_small", "--tokens-per-sample=256", *TRAINED_CONTEXT],
     "sparse": [*SMALL, "--arch=sparse_lm_small", "--tokens-per-sample=256"],
 }
-CHARACTERS = {
-    "time-weighted-seed": [*OURS, "--arch=time_weighted_lm_seed", "--bf16"],
-    "time-weighted-seed-fp32": [*OURS, "--arch=time_weighted_lm_seed"],
-    "gmlp-seed": [*OURS, "--arch=gmlp_lm_seed", "--bf16"],
-    "aft-seed": [*OURS, "--arch=aft_lm_seed", "--bf16"],
-}
-MODELS = {**BYTES, **CHARACTERS}
 # Whose speed is compared: initialisation, precision and position bias do not change it.
-COMPARED = [name for name in BYTES if not re.search("-(scaled|bf16|rope|alibi|simple)$", name)]
+COMPARED = [name for name in MODELS if not re.search("-(scaled|bf16|rope|alibi|simple)$", name)]
 # Settings of the evaluation; the first one is also evaluated on valid.
 WINDOWS = (384, 0, 256)  # minimum context of a scored token, out of the Transformer's 512
 CHUNKS = (256, 64, 128, 512, 1024, 2048)
 FEWER_CHUNKS = {"mega-simple": (256, 64, 128), "time-weighted": (256,), "gmlp": (256,), "sparse": (1024,)}
-RECIPES = {
-    "wikipedia": [
-        *["--adam-betas=(0.9, 0.98)", "--clip-norm=0.25", "--weight-decay=0.1", "--max-tokens=4096"],
-        *["--lr-scheduler=polynomial_decay", "--warmup-updates=150", "--total-num-update={updates}"],
-        *["--validate-interval-updates=300"],
-    ],
-    "characters": [
-        *["--adam-betas=(0.9, 0.999)", "--clip-norm=1.0", "--dropout=0.0", "--max-tokens=2048"],
-        *["--lr-scheduler=cosine", "--min-lr=1e-4", "--lr-period-updates={updates}", "--validate-interval-updates=500"],
-    ],
-}
-COMMON = [
-    *["--optimizer=adam", "--max-update={updates}", "--no-epoch-checkpoints", "--save-interval=1000"],
-    *["--save-interval-updates=500", "--keep-interval-updates=1", "--log-format=json", "--log-interval=50"],
+RECIPE = [
+    *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--clip-norm=0.25", "--weight-decay=0.1", "--max-tokens=4096"],
+    *["--lr-scheduler=polynomial_decay", "--warmup-updates=150", "--no-epoch-checkpoints", "--save-interval=1000"],
+    *["--validate-interval-updates=300", "--save-interval-updates=500", "--keep-interval-updates=1"],
+    *["--log-format=json", "--log-interval=50"],
 ]
 
 
 class LanguageModels(Experiment):
-    tasks, models = RECIPES, MODELS
+    updates = {"wikipedia": 1500}
+    rates = dict.fromkeys(MODELS, ("5e-3",))
     curve, unit = ("valid", "valid_loss"), "bits per token on valid"
 
-    def models_of(self, task: str) -> Iterable[str]:
-        return BYTES if task == "wikipedia" else CHARACTERS
-
-    def rates(self, model: str) -> List[str]:
-        return ["5e-3"] if model in BYTES else ["1e-3"]
-
-    def updates(self, task: str) -> int:
-        return 1500 if task == "wikipedia" else 2000
-
     def prepare(self, source: Path, data: Path) -> None:
-        """Writes bytes or characters as numbers and binarises them."""
-        if source.is_dir():
-            parts = {name: (source / f"{name}.txt").read_text(encoding="utf-8") for name in PARTS}
-            return binarise({name: as_numbers(text) for name, text in parts.items()}, data / "characters")
+        """Writes the bytes of each part as numbers and binarises them."""
         text = lzma.decompress(source.read_bytes()) if source.suffix == ".xz" else source.read_bytes()
-        binarise(bytes_as_numbers(text), data / "wikipedia")
+        folder = data / "wikipedia"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, (start, stop) in PARTS.items():
+            part = text[int(len(text) * start) : int(len(text) * stop)]
+            with open(folder / f"{name}.numbers", "wb") as file:
+                subprocess.run([sys.executable, str(TO_BYTES)], input=part, stdout=file, check=True)
+        files = [f"--{name}pref={folder / name}.numbers" for name in PARTS]
+        subprocess.run([*fairseq("preprocess"), "--only-source", *files, "--destdir", str(folder / "bin")], check=True)
 
     def training(self, run: Run, updates: int) -> List[str]:
-        recipe = [word.format(updates=updates) for word in [*RECIPES[run.task], *COMMON]]
-        return [str(run.data / "bin"), *MODELS[run.model], *recipe, f"--lr={run.lr}"]
+        length = [f"--lr={run.lr}", f"--total-num-update={updates}", f"--max-update={updates}"]
+        return [str(run.data / "bin"), *MODELS[run.model], *RECIPE, *length]
 
     def scores(self, run: Run) -> Dict[str, float]:
         """Bits per token: all but one in 65,537 is a byte."""
@@ -124,28 +99,6 @@ class LanguageModels(Experiment):
         return scores
 
 
-def as_numbers(text: str) -> str:
-    lines = (text[start : start + LINE] for start in range(0, len(text), LINE))
-    return "".join(" ".join(str(ord(character)) for character in line) + "\n" for line in lines)
-
-
-def bytes_as_numbers(text: bytes) -> Dict[str, str]:
-    """Each part of a text as numbers of bytes."""
-    program, numbers = [sys.executable, str(TO_BYTES)], {}
-    for name, (start, stop) in PARTS.items():
-        part = text[int(len(text) * start) : int(len(text) * stop)]
-        numbers[name] = subprocess.run(program, input=part, stdout=subprocess.PIPE, check=True).stdout.decode()
-    return numbers
-
-
-def binarise(parts: Dict[str, str], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, numbers in parts.items():
-        (folder / f"{name}.numbers").write_text(numbers)
-    files = [f"--{name}pref={folder / name}.numbers" for name in parts]
-    subprocess.run([*fairseq("preprocess"), "--only-source", *files, "--destdir", str(folder / "bin")], check=True)
-
-
 def evaluations(model: str) -> List[Tuple[str, List[str]]]:
     """Settings of fairseq-eval-lm."""
     if model == "transformer":
@@ -153,8 +106,6 @@ def evaluations(model: str) -> List[Tuple[str, List[str]]]:
     common = [*WITH_PLUGIN, *TASK]
     if model == "aft-local":  # its weights count for less, the more tokens came before
         return [("context 1024", [*common, *TRAINED_CONTEXT]), ("stream", common)]
-    if model in CHARACTERS:
-        return [("stream", common)]
     chunks = FEWER_CHUNKS.get(model, CHUNKS)
     return [(f"chunk {c}", [*common, "--model-overrides", f"{{'decoder_chunk_size': {c}}}"]) for c in chunks]
 

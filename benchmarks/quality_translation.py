@@ -2,8 +2,7 @@
 
     VOCABULARY=4000 DATA=DATA/bible examples/wmt16_en_de/bible/prepare.sh
     VOCABULARY=4000 DATA=DATA/docs CORPUS=.../ende-docs examples/wmt16_en_de/bible/prepare.sh     first, once
-    python benchmarks/quality_translation.py DATA OUT --tasks bible,docs --lr 2e-3,4e-3,8e-3 --updates 2800 --unscored
-    python benchmarks/quality_translation.py DATA OUT --models mega --lr 8e-3 --seeds 1,2
+    python benchmarks/quality_translation.py DATA OUT --tasks bible,docs --models mega --lr 8e-3 --seeds 1,2
     python benchmarks/quality_translation.py DATA OUT --collect docs/quality_translation.json
     python benchmarks/quality_translation.py --plot docs/quality_translation.json
 
@@ -13,7 +12,7 @@ the beginning of a long one. An update takes about a second on one CPU thread. `
 DATA/bible for 1,500 updates and scores without an average.
 
     python benchmarks/quality_translation.py DATA --prepare FOLDER      the first pairs of FOLDER/train.{en,de}
-    python benchmarks/quality_translation.py DATA OUT --tasks pairs5000,pairs30000,pairs186000
+    python benchmarks/quality_translation.py DATA OUT --tasks pairs5000,pairs30000,pairs186000 --models tiny,tiny-bf16
     python benchmarks/quality_translation.py DATA OUT --collect docs/quality_pairs.json
 
 The recipe of docs/translation.md by number of pairs, in float32 and bf16. A run pauses after 500 and 1,000 of its 3,000
@@ -26,7 +25,7 @@ import re
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Dict, Iterable, List
+from typing import Dict, List
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
@@ -80,17 +79,9 @@ COMMON = [
 
 
 class Translation(Experiment):
-    tasks, models = [*TASKS, *PAIRS], {**MODELS, **RECIPE}
+    updates = {"bible": 12_000, "docs": 12_000, "short": 1500, **dict.fromkeys(PAIRS, SCORED[-1])}
+    rates = {**dict.fromkeys(MODELS, ("2e-3",)), **dict.fromkeys(RECIPE, ("8e-3",))}
     curve, unit = ("valid", "valid_nll_loss"), "bits per piece on valid"
-
-    def models_of(self, task: str) -> Iterable[str]:
-        return RECIPE if task in PAIRS else MODELS
-
-    def rates(self, model: str) -> List[str]:
-        return ["8e-3"] if model in RECIPE else ["2e-3"]
-
-    def updates(self, task: str) -> int:
-        return {"short": 1500, **dict.fromkeys(PAIRS, SCORED[-1])}.get(task, 12_000)
 
     def prepare(self, source: Path, data: Path) -> None:
         """Makes the data of `PAIRS` as docs/own-data.md does, with at most 8,000 pieces."""
@@ -111,7 +102,7 @@ class Translation(Experiment):
         if run.task in PAIRS:
             recipe, often = [f"--dropout={PAIRS[run.task][1]}", *BY_PAIRS], 250
         words = [word.format(often=min(often, updates)) for word in [*COMMON, *recipe]]
-        return [str(data), *self.models[run.model], *words, f"--lr={run.lr}", f"--max-update={updates}"]
+        return [str(data), *{**MODELS, **RECIPE}[run.model], *words, f"--lr={run.lr}", f"--max-update={updates}"]
 
     def run(self, run: Run, updates: int, scored: bool) -> None:
         """Scores a run of `PAIRS` before it goes on: fairseq may keep no checkpoint of an update that ends an epoch."""

@@ -10,11 +10,12 @@ import re
 import subprocess
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from itertools import product
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from benchmarks.figures import Panel, draw
-from benchmarks.measure import names
+from benchmarks.measure import as_table, names
 from mega_fairseq.cli.cpu import KEEP_MEMORY
 
 PLUGIN = Path(__file__).resolve().parent.parent / "mega_fairseq"
@@ -35,26 +36,15 @@ class Run(NamedTuple):
 class Experiment:
     """Subclasses say which models are trained, how, and how they are scored."""
 
-    tasks: Iterable[str]
-    models: Iterable[str]
+    updates: Dict[str, int]  # by task, without --updates
+    rates: Dict[str, Tuple[str, ...]]  # by model, without --lr
     curve: Tuple[str, str]  # fairseq's names of the log and of the value that is followed over updates
     unit: str
     lower_is_better = True
-    gpu = False
 
-    def models_of(self, task: str) -> Iterable[str]:
-        return self.models
-
-    def rates(self, model: str) -> Iterable[str]:
-        """Learning rates without --lr."""
-        raise NotImplementedError
-
-    def updates(self, task: str) -> int:
-        """Number of updates without --updates."""
-        raise NotImplementedError
-
-    def prepare(self, source: Optional[Path], data: Path) -> None:
-        """Makes the data of tasks, or checks that they exist."""
+    def prepare(self, source: Path, data: Path) -> None:
+        """Makes the data of tasks."""
+        sys.exit("there is nothing to prepare")
 
     def training(self, run: Run, updates: int) -> List[str]:
         """Arguments of fairseq-train: data, model and recipe."""
@@ -70,12 +60,11 @@ class Experiment:
         parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
         parser.add_argument("data", type=Path, nargs="?", metavar="DATA")
         parser.add_argument("out", type=Path, nargs="?", metavar="OUT")
-        for option, known in (("tasks", self.tasks), ("models", self.models)):
-            parser.add_argument(f"--{option}", type=names(known), default=list(known), help=f"of {', '.join(known)}")
+        parser.add_argument("--tasks", type=names(self.updates), default=[], help=f"of {', '.join(self.updates)}")
+        parser.add_argument("--models", type=names(self.rates), default=[], help=f"of {', '.join(self.rates)}")
         parser.add_argument("--lr", type=lambda text: text.split(","), help="peak learning rates")
         parser.add_argument("--seeds", type=lambda text: text.split(","), default=["1"])
         parser.add_argument("--updates", type=int)
-        parser.add_argument("--gpu", action="store_true", help="train in fp16 on a GPU and not on the CPU")
         parser.add_argument("--unscored", action="store_true", help="only train and validate")
         parser.add_argument("--prepare", type=Path, metavar="SOURCE", help="only make DATA from this text")
         parser.add_argument("--collect", type=Path, metavar="FILE", help="only add the results of OUT to FILE")
@@ -85,19 +74,16 @@ class Experiment:
             return self.plot(args.plot)
         if args.prepare and args.data:
             return self.prepare(args.prepare, args.data)
-        if args.out is None:
-            parser.error("DATA and OUT are missing")
-        if args.collect:
+        if args.out and args.collect:
             return self.collect(args.out, args.collect)
-        self.gpu = args.gpu
+        if not (args.out and args.tasks and args.models):
+            parser.error("DATA, OUT, --tasks and --models are needed")
         os.environ.update(KEEP_MEMORY)  # of the commands that train and evaluate
         data, out = args.data.resolve(), args.out.resolve()
-        for seed in args.seeds:
-            for task in args.tasks:
-                for model in (name for name in self.models_of(task) if name in args.models):
-                    for lr in args.lr or self.rates(model):
-                        run = Run(task, model, lr, seed, data / task, out / f"{task}-{model}-{lr}-{seed}")
-                        self.run(run, args.updates or self.updates(task), not args.unscored)
+        for seed, task, model in product(args.seeds, args.tasks, args.models):
+            for lr in args.lr or self.rates[model]:
+                run = Run(task, model, lr, seed, data / task, out / f"{task}-{model}-{lr}-{seed}")
+                self.run(run, args.updates or self.updates[task], not args.unscored)
 
     def run(self, run: Run, updates: int, scored: bool) -> None:
         """Trains and scores a model, unless this was done before."""
@@ -109,8 +95,7 @@ class Experiment:
             scores.write_text(json.dumps(self.scores(run)))
 
     def train(self, run: Run, updates: int) -> None:
-        device = "--fp16" if self.gpu else "--cpu"
-        train(run.folder, updates, *self.training(run, updates), "--seed", run.seed, device)
+        train(run.folder, updates, *self.training(run, updates), "--seed", run.seed, "--cpu")
 
     def collect(self, out: Path, target: Path) -> None:
         """Adds the results of all runs to `target`. Those of other folders that it has are kept."""
@@ -129,13 +114,12 @@ class Experiment:
 
     def markdown(self, results: Dict[str, Dict]) -> str:
         """A table of all scored runs."""
-        columns = list(dict.fromkeys(name for result in results.values() for name in result["scores"]))
-        lines = [["run", "parameters", f"{self.unit}, update", *columns], ["---"] * (3 + len(columns))]
+        columns, rows = list(dict.fromkeys(name for result in results.values() for name in result["scores"])), []
         for name, result in results.items():
             update, value = self.best(result["curve"])
             cells = (f"{result['scores'][c]:.5g}" if c in result["scores"] else "" for c in columns)
-            lines.append([name, f"{result['parameters']:,}", f"{value}, {update:,}", *cells])
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+            rows.append([name, f"{result['parameters']:,}", f"{value}, {update:,}", *cells])
+        return as_table(["run", "parameters", f"{self.unit}, update", *columns], rows)
 
     def best(self, curve: List[Tuple[int, float]]) -> Tuple[int, float]:
         return (min if self.lower_is_better else max)(curve, key=lambda point: point[1])

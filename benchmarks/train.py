@@ -22,15 +22,13 @@ from fairseq.trainer import Trainer
 
 from benchmarks import decode, quality_lm, quality_translation
 from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
-from benchmarks.models import NO_DROPOUT, TRANSFORMERS, TYPES, configured, from_args, random_batch, used_size
+from benchmarks.models import BYTES, NO_DROPOUT, configured, from_args, random_batch, used_size
 
 DROPOUT = [*NO_DROPOUT, "--dropout=0.1"]
 MEGA = [*DROPOUT, "--hidden-dropout=0"]  # an option that fairseq's models lack
 TRANSLATION = ["--task=translation", "--share-all-embeddings", "--criterion=label_smoothed_cross_entropy"]
-LANGUAGE = ["--task=mega_language_modeling", "--criterion=mega_lm_cross_entropy"]
-RECIPE = [
-    *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--lr=1e-5", "--clip-norm=1.0", "--distributed-world-size=1"],
-]
+LANGUAGE = quality_lm.OURS
+RECIPE = ["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--lr=1e-5", "--clip-norm=1.0", "--distributed-world-size=1"]
 
 
 class Table(NamedTuple):
@@ -40,29 +38,24 @@ class Table(NamedTuple):
     models: Dict[str, List[str]]  # arguments of fairseq-train; the Transformer comes first
 
 
+def translation(transformer: List[str], mega: List[str]) -> Dict[str, List[str]]:
+    return {"Transformer": [*transformer, *TRANSLATION, *DROPOUT], "Mega": [*mega, *TRANSLATION, *MEGA]}
+
+
+SMALL = translation(quality_translation.MODELS["transformer"], quality_translation.MODELS["mega"])
+BASE = translation(decode.MODELS["Transformer"], decode.MODELS["Mega"])
+OF_BYTES = {
+    "Transformer": [
+        *["--task=language_modeling", "--arch=transformer_lm", "--decoder-layers=12", "--decoder-ffn-embed-dim=2048"],
+        *["--decoder-attention-heads=8", "--decoder-normalize-before", "--share-decoder-input-output-embed", *DROPOUT],
+    ],
+    "Mega": [*LANGUAGE, "--arch=mega_lm_enwik8", *MEGA],
+}
 TABLES = {
-    "small": Table(
-        *(3908, 4096, [34, 128, 512]),
-        {
-            "Transformer": [*quality_translation.MODELS["transformer"], *TRANSLATION, *DROPOUT],
-            "Mega": [*quality_translation.MODELS["mega"], *TRANSLATION, *MEGA],
-        },
-    ),
-    "base": Table(
-        *(decode.TYPES, 2048, [34, 128, 512]),
-        {
-            "Transformer": [*decode.MODELS["Transformer"], *TRANSLATION, *DROPOUT],
-            "Mega": [*decode.MODELS["Mega"], *TRANSLATION, *MEGA],
-        },
-    ),
-    "language": Table(
-        *(TYPES["enwik8"], 2048, [512, 2048]),
-        {
-            "Transformer": [*TRANSFORMERS["enwik8"], *DROPOUT],
-            "Mega": [*LANGUAGE, "--arch=mega_lm_enwik8", *MEGA],
-        },
-    ),
-    "mixers": Table(TYPES["enwik8"], 4096, [512], {name: quality_lm.MODELS[name] for name in quality_lm.COMPARED}),
+    "small": Table(3908, 4096, [34, 128, 512], SMALL),
+    "base": Table(decode.TYPES, 2048, [34, 128, 512], BASE),
+    "language": Table(BYTES, 2048, [512, 2048], OF_BYTES),
+    "mixers": Table(BYTES, 4096, [512], {name: quality_lm.MODELS[name] for name in quality_lm.COMPARED}),
 }
 
 
@@ -90,21 +83,20 @@ def on_cpu(words: List[str], types: int, length: int, tokens: int) -> Step:
     return update(build([*words, "--cpu"], types), length, tokens)
 
 
-def speed(table: Table, lengths: List[int], tokens: int, meter: Meter) -> Iterator[Row]:
+def speed(table: Table, meter: Meter) -> Iterator[Row]:
     """Training steps: tokens of one side per second, by tokens per sequence"""
-    for length in lengths:
-        steps = {n: on_cpu(words, table.types, length, tokens) for n, words in table.models.items()}
-        yield length, {name: tokens // length * length / time for name, time in meter.seconds(steps).items()}
+    for length in table.lengths:
+        steps = {n: on_cpu(words, table.types, length, table.tokens) for n, words in table.models.items()}
+        tokens = table.tokens // length * length
+        yield length, {name: tokens / time for name, time in meter.seconds(steps).items()}
 
 
-def cost(table: Table, lengths: List[int], tokens: int, meter: Meter) -> Iterator[Row]:
+def cost(table: Table, meter: Meter) -> Iterator[Row]:
     """Training steps of language models with each mixer: tokens per second and peak MiB"""
-    (length,) = lengths
-    _, speeds = next(speed(table, lengths, tokens, meter))
+    ((length, speeds),) = speed(table, meter)
     yield "tokens per second", speeds
-    step, warm_up = ((table.types, length, count) for count in (tokens, length))
-    mib = {n: meter.mib(on_cpu, (w, *step), (w, *warm_up)) for n, w in table.models.items()}
-    yield "peak MiB", mib
+    step, warm_up = ((table.types, length, count) for count in (table.tokens, length))
+    yield "peak MiB", {n: meter.mib(on_cpu, (w, *step), (w, *warm_up)) for n, w in table.models.items()}
 
 
 def check(names: List[str]) -> None:
@@ -119,11 +111,9 @@ def main() -> None:
     args = parser(__doc__, TABLES).parse_args()
     prepare_process()
     check(args.tables)
-    tables = {}
-    for name, table in TABLES.items():
-        lengths, tokens = (table.lengths[:1], table.lengths[0]) if args.quick else (table.lengths, table.tokens)
-        tables[name] = partial(cost if name == "mixers" else speed, table, lengths, tokens)
-    run(tables, args)
+    few = {n: t._replace(lengths=t.lengths[:1], tokens=t.lengths[0]) for n, t in TABLES.items()}
+    chosen = few if args.quick else TABLES
+    run({name: partial(cost if name == "mixers" else speed, table) for name, table in chosen.items()}, args)
 
 
 if __name__ == "__main__":

@@ -84,14 +84,14 @@ def test_a_contender_that_fails_hides_no_others_and_late_ones_are_listed(monkeyp
         report.deadline = 0
         yield Contender("long", "torch", fails, 2)
 
-    monkeypatch.setitem(gpu.TABLES, "ema", gpu.TABLES["ema"]._replace(contenders=contenders))
-    report.json["ceilings"] = {"bandwidth": 1.0}
-    report.measure("ema")
-    kept = json.loads(report.path.read_text())["tables"]["ema"]
+    monkeypatch.setitem(gpu.TABLES, "peers", gpu.TABLES["peers"]._replace(contenders=contenders))
+    report.json["ceilings"] = {"products": 1.0}
+    report.measure("peers")
+    kept = json.loads(report.path.read_text())["tables"]["peers"]
     assert [row["contender"] for row in kept] == ["torch", "last"]
     assert report.missing == [
-        "ema, short, Mega: RuntimeError: no kernel",
-        "ema, from long, torch on: no time was left",
+        "peers, short, Mega: RuntimeError: no kernel",
+        "peers, from long, torch on: no time was left",
     ]
 
 
@@ -103,23 +103,23 @@ def test_kernels_are_counted_without_annotations():
     calls = ["cudaLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync", "cudaGraphLaunch", "cudaStreamSynchronize"]
     events = [event(name, 9, DeviceType.CPU) for name in [*calls, "cudaEventRecord", "cudaDeviceSynchronize"]]
     events += [event("gemm", 2), event("Memcpy DtoH", 1), event("Optimizer.step#Adam.step", 5, annotation=True)]
-    assert gpu_tables.kernels(events) == {"device ms": 3, "launches": 4, "waits": 1}
+    assert gpu_tables.kernels(events) == {"device ms": 3, "launches": 4}
 
 
 def test_tables_have_ratios_to_the_first_contender_of_a_case():
     rows = [
-        {"case": case, "contender": name, "numbers": {"speed": speed, "wall ms": 1.5, **more}}
+        {"case": case, "contender": name, "numbers": {"speed": speed, "device ms": 1.5, **more}}
         for case, name, speed, more in (
             ("a", "torch", 200.0, {}),
             ("b", "torch", 10.0, {}),
-            ("a", "Mega", 300.0, {"share": 0.5}),
+            ("a", "Mega", 300.0, {"MiB": 50.0}),
         )
     ]
-    printed = gpu.markdown({"device": "X", "machine": {"torch": "2"}, "commit": "abc", "tables": {"ema": rows}})
+    printed = gpu.markdown({"device": "X", "machine": {"torch": "2"}, "commit": "abc", "tables": {"peers": rows}})
     assert printed.startswith("X, torch 2, commit abc")
     assert printed.splitlines()[-3:] == [
         "| a | torch | 200 | 1.5 |  |",
-        "|  | Mega | 300 (1.50x) | 1.5 | 50.0% |",
+        "|  | Mega | 300 (1.50x) | 1.5 | 50 |",
         "| b | torch | 10 | 1.5 |  |",
     ]
 

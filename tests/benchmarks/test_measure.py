@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from benchmarks import contenders, eval_lm, layer, measure, models, train
+from benchmarks import contenders, layer, measure, train
 from benchmarks.figures import Panel, draw, lines
 from mega_fairseq.cli.cpu import GLIBC, KEEP_MEMORY
 from tests.helpers.commands import ROOT
@@ -69,23 +69,11 @@ def test_whole_models_have_equal_sizes():
         train.check(["language", "base"])  # `train.py` checks `small` below
 
 
-def test_windows_score_every_token_once():
-    words, tokens = models.dictionary(50), models.like_words(50, 700)
-    batches = eval_lm.as_windows(words, tokens)
-    starts = [start for batch in batches for start in batch["start_indices"]]
-    rows = [row for batch in batches for row in batch["target"]]
-    scored = torch.cat([row[start:] for row, start in zip(rows, starts)])
-    assert torch.equal(scored[scored != words.pad()], tokens)
-    context, window = eval_lm.CONTEXT, eval_lm.WINDOW
-    assert all(start == context for start in starts[window // (window - context) + 1 :])
-
-
 PROGRAMS = {
-    "layer.py": ["--only=causal, full", "--tables=speed,memory,decode"],
+    "layer.py": [],
     "decode.py": [],
     "deploy.py": [],
     "train.py": ["--tables=small"],
-    "eval_lm.py": ["--tables=evaluation"],
     "documents.py": [],
     "encoder.py": [],
 }

@@ -25,7 +25,6 @@ from tests.helpers.commands import (
     lines,
     on_each_side,
 )
-from tests.helpers.forking import benchmark
 from tests.helpers.recipes import EXAMPLES, small_bible, text, write
 
 pytestmark = pytest.mark.slow
@@ -110,16 +109,6 @@ def assert_counts(sources, said):
         found = hypothesis.split("<sep>")
         assert len(found) == len(sources[number].split("<sep>"))
         assert all(map(str.strip, found))
-
-
-def test_attention_on_the_aligned_line_is_measured(data, trained):
-    printed = benchmark("attention_by_line.py", trained / "checkpoint_last.pt", data, "test", 1000)
-    rows = {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in printed.splitlines()[-5:])}
-    english, german = ((data.parent / f"test.{language}").read_text().splitlines() for language in ("en", "de"))
-    sizes = [len(line.split()) + 1 for line in english]
-    assert rows["tokens"][:2] == [str(len(line.split()) + 1) for line in german[:2]]
-    assert rows["uniform"][0] == f"{sizes[0] / sum(sizes):.3f}, {sum(sizes[:2]) / sum(sizes):.3f}"
-    assert rows["layer 1"] != rows["uniform"]
 
 
 def test_texts_with_blank_lines_are_translated_split_and_scored_without_losing_a_line(tmp_path):
