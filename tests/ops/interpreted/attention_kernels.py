@@ -15,10 +15,13 @@ from mega_fairseq.ops.queries_keys import queries_keys, queries_keys_naive
 from tests.ops import test_attention_precision as precision
 from tests.ops.helpers import assert_same, noise, relative_error, with_gradients
 
+BOTH, ONE = slice(2), [((2, 37, 5), slice(1)), ((2, 37, 5), slice(1, 2))]  # queries or keys
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 37, 5), (3, 700, 6), (0, 4, 3)], ids=str)
+
 @pytest.mark.parametrize("activation", ["silu", "linear"])
-@pytest.mark.parametrize("used", [slice(2), slice(1), slice(1, 2)], ids=["both", "queries", "keys"])
+@pytest.mark.parametrize(
+    ("shape", "used"), [*((s, BOTH) for s in ((1, 1, 1), (2, 37, 5), (3, 700, 6), (0, 4, 3))), *ONE], ids=str
+)
 def test_queries_and_keys_equal_the_definition_in_values_and_gradients(shape, used, activation):
     names = {"before": shape, "kappa": (2, shape[-1]), "mu": (2, shape[-1])}
     tensors = {name: noise(*size, seed=i, grad=True) for i, (name, size) in enumerate(names.items())}
@@ -130,10 +133,12 @@ def in_fixed_storage(position):
     return q, k, v, FixedKeyValues(keys, values, place)
 
 
+IN_STORAGE = [("rotary", function, position) for function in FUNCTIONS for position in (0, 37)]
+IN_STORAGE += [(bias, "softmax", position) for bias in ("none", "simple") for position in (1, CAPACITY - 1)]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("position", [0, 1, 37, CAPACITY - 1])
-@pytest.mark.parametrize("function", ["softmax", "relu2", "laplace", "relu2, outer"])
-@pytest.mark.parametrize("bias", ["none", "simple", "rotary"])
+@pytest.mark.parametrize(("bias", "function", "position"), IN_STORAGE)
 def test_attention_in_fixed_storage_equals_the_plain_form(bias, function, position, monkeypatch):
     torch.manual_seed(0)
     table = TabledBias(POSITION_BIASES[bias](WIDTH, CAPACITY, True).double())
