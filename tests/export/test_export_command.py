@@ -65,13 +65,12 @@ def config_of(folder):
 # ------------------------------------------------------------------------------------------- models
 
 
-@pytest.mark.parametrize("number_format", ["float32", "int8"])
-def test_a_translation_model_translates_as_fairseq_generate(translation, tmp_path, number_format):
-    folder, said = export(translation.last, tmp_path / "model", f"--format={number_format}")
+def test_a_translation_model_translates_as_fairseq_generate(translation, tmp_path):
+    folder, said = export(translation.last, tmp_path / "model", "--format=float32")
     assert f"wrote {folder}" in said
-    assert "same hypotheses 4 of 4" in said or number_format == "int8"
+    assert "same hypotheses 4 of 4" in said
     config = config_of(folder)
-    assert config["differences"]["rms"] < {"float32": 1e-5, "int8": 0.1}[number_format]
+    assert config["differences"]["rms"] < 1e-5
     assert config["languages"] == ["de", "en"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     said = fairseq("generate", translation.data, *GENERATION, "--path", translation.last, "--nbest=4")
@@ -81,11 +80,7 @@ def test_a_translation_model_translates_as_fairseq_generate(translation, tmp_pat
     lines = (translation.folder / "test.de").read_text().splitlines()
     found = Translator(folder).translate(lines, beam=4, max_len_a=0, max_len_b=30)
     hypotheses = [[(each.pieces, each.score) for each in line.hypotheses] for line in found]
-    if number_format == "float32":
-        assert_same(hypotheses, [expected[number] for number in range(len(lines))], tie=2e-4)  # fairseq prints 4 digits
-    else:
-        best = [each[0][1] for each in hypotheses]
-        np.testing.assert_allclose(best, [expected[number][0][1] for number in range(len(lines))], atol=0.05)
+    assert_same(hypotheses, [expected[number] for number in range(len(lines))], tie=2e-4)  # fairseq prints 4 digits
 
 
 def test_a_language_model_has_the_loss_of_fairseq_eval_lm(tmp_path):
@@ -105,10 +100,10 @@ def test_a_language_model_has_the_loss_of_fairseq_eval_lm(tmp_path):
     assert config_of(folder)["number_format"] == "int8"
 
 
-@pytest.mark.parametrize("options", [[], ["--cross-attention-positions=sentence", "--cross-attention-window=1"]])
-def test_documents_are_translated_as_by_the_project(bible, tmp_path, options):
+def test_documents_are_translated_as_by_the_project(bible, tmp_path):
     words = [*DOCUMENTS, *TRAINING, *MEGA, "--rel-pos-bias=rotary", "--max-update=2", "--valid-window-tokens=100"]
-    fairseq("train", bible, *words, *options, "--save-dir", tmp_path)
+    words += ["--cross-attention-positions=sentence", "--cross-attention-window=1", "--save-dir", tmp_path]
+    fairseq("train", bible, *words)
     folder, _ = export(tmp_path / "checkpoint_last.pt", tmp_path / "model", "--format=float32")
     lines = (bible.parent / "test.en").read_text().splitlines()
     documents = [[*lines[:3], " ", *lines[3:5]], [], lines[5:], ["", ""]]
@@ -117,27 +112,23 @@ def test_documents_are_translated_as_by_the_project(bible, tmp_path, options):
     assert found == hub.translate_documents(documents)
     assert list(map(len, found)) == list(map(len, documents))
     assert config_of(folder)["documents"]["window_tokens"] == 100
-    folder, _ = export(tmp_path / "checkpoint_last.pt", tmp_path / "small", "--format=int8")
-    found = Translator(folder).translate_documents(documents)
-    assert [list(map(bool, lines)) for lines in found] == [[bool(line.strip()) for line in each] for each in documents]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "values"])
 def test_classifiers_predict_as_the_project(classifiers, tmp_path, kind):
     trained = classifiers(kind)
-    for number_format, tolerance in (("float32", 1e-5), ("int8", 0.05)):
-        folder, _ = export(trained.last, tmp_path / number_format, f"--format={number_format}")
-        project, ours = load_classifier(str(trained.last), None, cpu=True), Classifier(folder)
-        if kind == "values":
-            inputs = list(np.load(trained.data / "valid.npy"))
-        else:
-            columns = [(trained.data / f"valid.{name}").read_bytes().split(b"\n")[:-1] for name in ("input", "input1")]
-            inputs = list(zip(*columns))
-        found, expected = ours.predict(inputs), project.predict(inputs)
-        for one, other in zip(found, expected):
-            assert list(one.probabilities) == list(other.probabilities)
-            np.testing.assert_allclose([*one.probabilities.values()], [*other.probabilities.values()], atol=tolerance)
-        assert len(found) == len(inputs)
+    folder, _ = export(trained.last, tmp_path / "model", "--format=float32")
+    project, ours = load_classifier(str(trained.last), None, cpu=True), Classifier(folder)
+    if kind == "values":
+        inputs = list(np.load(trained.data / "valid.npy"))
+    else:
+        columns = [(trained.data / f"valid.{name}").read_bytes().split(b"\n")[:-1] for name in ("input", "input1")]
+        inputs = list(zip(*columns))
+    found, expected = ours.predict(inputs), project.predict(inputs)
+    for one, other in zip(found, expected):
+        assert list(one.probabilities) == list(other.probabilities)
+        np.testing.assert_allclose([*one.probabilities.values()], [*other.probabilities.values()], atol=1e-5)
+    assert len(found) == len(inputs)
 
 
 def test_the_segmentation_of_the_text_is_exported(translation, pieces_model, tmp_path):
