@@ -85,7 +85,7 @@ def searches(draw):
     return sample(draw(st.lists(st.integers(1, 9), min_size=1, max_size=6)), draw(st.integers(0, 99))), options
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["chunks", "adaptive", "language model"])
 @given(search=searches())
 @examples(25)
 def test_hypotheses_and_scores_are_those_of_fairseq(name, search):
