@@ -9,7 +9,7 @@ import torch
 import tests.helpers.profiles  # noqa: F401 - loads the profile of hypothesis
 from tests.helpers import classifiers as classifiers_of
 from tests.helpers.commands import fairseq, preprocess_text, trained
-from tests.helpers.recipes import small_bible
+from tests.helpers.recipes import bible_recipe, small_bible
 from tests.helpers.released import converter
 from tests.helpers.sweeps import make_models
 
@@ -52,6 +52,14 @@ def bible(tmp_path_factory):
     for path in folder.glob("*.docs"):
         shutil.copy(path, folder / "bin")
     return folder / "bin"
+
+
+@pytest.fixture(scope="session")
+def prepared_bible(tmp_path_factory):
+    """The recipe of the Bible, after prepare.sh."""
+    recipe = bible_recipe(tmp_path_factory.mktemp("a place"), small_bible(tmp_path_factory.mktemp("corpus")))
+    recipe.run("prepare.sh")
+    return recipe
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import sys
 
 import numpy as np
@@ -9,9 +10,8 @@ import pytest
 import torch
 
 from benchmarks import models, quality_classify, quality_documents, quality_lm, quality_translation, runs
-from tests.helpers.commands import preprocess_text
 from tests.helpers.forking import benchmark, python
-from tests.helpers.recipes import bible_recipe, small_bible
+from tests.helpers.recipes import small_bible
 
 
 def results(path):
@@ -22,10 +22,9 @@ def results(path):
 
 
 @pytest.mark.slow
-def test_translation_is_trained_scored_collected_and_drawn(tmp_path):
+def test_translation_is_trained_scored_collected_and_drawn(prepared_bible, tmp_path):
     data, folder, out = tmp_path / "data", tmp_path / "runs", tmp_path / "quality.json"
-    recipe = bible_recipe(tmp_path, small_bible(tmp_path))
-    recipe.run("prepare.sh", DATA=data / "bible")
+    shutil.copytree(prepared_bible.data, data / "bible")
     words = [data, folder, "--models=transformer", "--lr=1e-3"]
     assert "scoring" not in benchmark("quality_translation.py", *words, "--tasks=bible", "--updates=1", "--unscored")
     said = benchmark("quality_translation.py", *words, "--tasks=bible", "--updates=3")
@@ -61,9 +60,9 @@ def test_the_recipe_for_few_pairs_is_scored_after_several_updates_of_one_run(tmp
 
 
 @pytest.mark.slow
-def test_documents_are_translated_in_windows_and_asked_for_what_they_said(tmp_path, monkeypatch):
+def test_documents_are_translated_in_windows_and_asked_for_what_they_said(prepared_bible, tmp_path, monkeypatch):
     data, folder, out = tmp_path / "data", tmp_path / "runs", tmp_path / "quality.json"
-    bible_recipe(tmp_path, small_bible(tmp_path)).run("prepare.sh", DATA=data / "bible")
+    shutil.copytree(prepared_bible.data, data / "bible")
     benchmark("quality_documents.py", data, "--prepare", data / "bible")
     words = [data, folder, "--models=transformer", "--updates=1"]
     benchmark("quality_documents.py", *words, "--tasks=lines", "--unscored")
@@ -145,21 +144,6 @@ def test_compared_models_have_equal_sizes():
     for limit, built in zip((1.03, 1.02, 1.02, 1.02, 1.02), (translation, language, *classifiers)):
         sizes = {name: models.used_size(model) for name, model in built.items()}
         assert max(sizes.values()) < limit * min(sizes.values()), sizes
-
-
-@pytest.mark.slow
-def test_a_run_is_trained_once_and_resumed_if_interrupted(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "executable", python())
-    small = ["--decoder-layers=1", "--decoder-chunk-size=32", "--disable-validation", "--optimizer=adam", "--lr=5e-3"]
-    words = [str(preprocess_text(tmp_path)), *quality_lm.MEGA, *small, "--max-tokens=4096", "--log-format=json"]
-    folder, log = tmp_path / "run", tmp_path / "run/train.log"
-    runs.train(folder, 1, *words, "--max-update=1", "--cpu")
-    once = log.read_text()
-    runs.train(folder, 1, *words, "--max-update=1", "--cpu")
-    assert log.read_text() == once
-    runs.train(folder, 2, *words, "--max-update=2", "--cpu")
-    assert log.read_text().startswith(once)
-    assert "Loaded checkpoint" in log.read_text()[len(once) :]
 
 
 def test_figures_show_each_model_at_its_best_rate(tmp_path, monkeypatch):
