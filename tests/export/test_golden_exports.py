@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+from mega_fairseq.cli.convert.names import HEAD
 from mega_fairseq.export.folder import write_classifier, write_language_model, write_translation
 from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
 from mega_fairseq.tasks.prediction import Classifier as Project
-from mega_runtime import Translator
+from mega_runtime import Classifier, LanguageModel, Translator
+from mega_runtime.translator import padded
 from tests.helpers.exported import LINES, new_folder, ours
+from tests.helpers.golden_cases import cases
 from tests.helpers.golden_checks import each
 from tests.helpers.golden_models import PAD, dictionary
 from tests.helpers.golden_models import model as golden_model
@@ -34,7 +37,55 @@ def test_translation_models_find_the_recorded_hypotheses(case):
 # ------------------------------------------------------------------------------------------- language models
 
 
+EVALUATIONS = [
+    pytest.param(case, *sizes, id=f"{case.name}-chunk{sizes[0]}-nums{sizes[1]}")
+    for case in cases("language model")
+    for sizes in case.config["evals"]
+    if not case.config["adaptive_softmax_cutoff"]
+]
+
+
+@pytest.mark.parametrize(("case", "chunk", "chunks"), EVALUATIONS)
+def test_language_models_give_the_recorded_log_probabilities(case, chunk, chunks):
+    folder, name = new_folder(), f"seq_chunk{chunk}_nums{chunks}"
+    write_language_model(folder, golden_model(case, decoder_chunk_size=chunk, truncated=False))
+    model = LanguageModel(folder)
+    for row, target in enumerate(case.inputs["target"]):
+        real = target != PAD
+        tokens, targets = (case.inputs[name][row][real].tolist() for name in ("src_tokens", "target"))
+        for size in (len(tokens), 7, chunk * chunks):
+            state, found = model.reader.start(), []
+            for start in range(0, len(tokens), size):
+                piece = slice(start, start + size)
+                state, log_probs = model.reader.read(state, tokens[piece], targets[piece])
+                found += log_probs.tolist()
+            np.testing.assert_allclose(found, case.outputs[name][row][real], **TOLERANCE)
+
+
 # ------------------------------------------------------------------------------------------- classifiers
+
+
+@each("classifier")
+def test_classifiers_give_the_recorded_scores(case):
+    model, types = golden_model(case), case.config["vocabulary"]
+    (head,) = model.classification_heads
+    assert head == HEAD.rpartition(".")[2]
+    labels = [str(number) for number in range(case.outputs["logits"].size(1))]
+    kind = "values" if types is None else "tokens"
+    task = MegaClassificationTask(
+        MegaClassificationConfig(input_kind=kind), None if types is None else dictionary(types), labels
+    )
+    task.number_type, folder = "float", new_folder()
+    write_classifier(folder, Project(task, [model]))
+    names = ["src_tokens", "src_tokens1"][: 1 + model.pairs]
+    rows = [
+        row[:length].numpy()
+        for name in names
+        for row, length in zip(case.inputs[name], case.inputs[name.replace("tokens", "lengths")])
+    ]
+    given, real = padded(rows, PAD if types else 0.0, np.int64 if types else np.float32)
+    (scores,) = Classifier(folder).encoder.run(["scores"], {"inputs": given, "real": real.astype(np.float32)})
+    np.testing.assert_allclose(scores, case.outputs["logits"], atol=2e-5, rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------- refusals
