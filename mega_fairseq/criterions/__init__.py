@@ -1,3 +1,4 @@
 """Criteria; importing this package registers them with fairseq."""
 
+from mega_fairseq.criterions.mega_label_smoothed_cross_entropy import MegaLabelSmoothedCrossEntropy
 from mega_fairseq.criterions.mega_lm_cross_entropy import MegaLMCrossEntropy

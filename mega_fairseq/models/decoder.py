@@ -23,8 +23,9 @@ from mega_fairseq.modules import Block, BlockState
 from mega_fairseq.modules.adaptive_input import TokenEmbedding
 from mega_fairseq.modules.decoder_state import DecoderState, PackedWeights
 from mega_fairseq.modules.finite import check_numbers
-from mega_fairseq.modules.projection import packed as packed_projection
+from mega_fairseq.modules.projection import plain_weights
 from mega_fairseq.ops.attention.segments import Segments, places
+from mega_fairseq.ops.gates.projection import Weights
 from mega_fairseq.ops.linear import ready_linear
 from mega_fairseq.ops.padding import Alignment, Padding
 
@@ -222,13 +223,8 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
 
     def pack(self) -> PackedWeights:
         """The weights prepared for single tokens."""
-        if self.adaptive_softmax is not None or self.output_dense is not None:
-            output = self.output_layer
-        elif self.output_projection is None:
-            tied = type(self.embed_tokens) is TokenEmbedding
-            output = ready_linear(self.embed_tokens.weight, self.output_bias) if tied else self.output_layer
-        else:
-            output = packed_projection(self.output_projection)
+        weights = None if self.output_dense is not None else self.output_weights()
+        output = self.output_layer if weights is None else ready_linear(*weights)
         return PackedWeights(tuple(block.step() for block in self.blocks), output)
 
     def output_layer(self, features: Tensor) -> Tensor:
@@ -239,6 +235,15 @@ class MegaDecoder(Stack, FairseqIncrementalDecoder):
         if self.output_projection is None:
             return F.linear(x, self.embed_tokens.weight, self.output_bias)
         return self.output_projection(x)
+
+    def output_weights(self) -> Optional[Weights]:
+        """The weight (V, D) and bias of the output layer, after `before_projection`, if they may be read."""
+        if self.adaptive_softmax is not None:
+            return None
+        if self.output_projection is not None:
+            return plain_weights(self.output_projection)
+        tied = plain_weights(self.embed_tokens, (TokenEmbedding,))
+        return None if tied is None else (tied[0], self.output_bias)
 
     def before_projection(self, features: Tensor) -> Tensor:
         return features if self.output_dense is None else torch.tanh(self.output_dense(features))

@@ -59,10 +59,13 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
         self.source_use.updates = num_updates + 1
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, **options: Any) -> Any:
-        """Tokens of sources and targets -> scores (B, L, V); called in training and validation, not in a search."""
+        """Tokens of sources and targets -> scores (B, L, V), or features (B, L, D) with the option `features_only`.
+
+        Called in training and validation, not in a search.
+        """
         output = super().forward(src_tokens, src_lengths, prev_output_tokens, **options)
         if not self.training:
-            self.source_use.check(self, src_tokens, src_lengths, prev_output_tokens, output)
+            self.source_use.check(self, src_tokens, src_lengths, prev_output_tokens)
         return output
 
     @classmethod

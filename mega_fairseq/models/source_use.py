@@ -2,7 +2,6 @@
 
 import logging
 import math
-from typing import Any
 
 from fairseq.models import FairseqEncoderDecoderModel
 from torch import Tensor
@@ -23,10 +22,8 @@ class SourceUse:
         self.updates = 0  # of this training
         self.checked = 0  # updates at the last check
 
-    def check(
-        self, model: FairseqEncoderDecoderModel, sources: Tensor, lengths: Tensor, targets: Tensor, output: Any
-    ) -> None:
-        """Checks the first batch of each validation that has different sources; `output` is the model's."""
+    def check(self, model: FairseqEncoderDecoderModel, sources: Tensor, lengths: Tensor, targets: Tensor) -> None:
+        """Checks the first batch of each validation that has different sources."""
         if self.updates <= EARLY or self.updates == self.checked:
             return
         others = sources.roll(1, 0)
@@ -34,10 +31,11 @@ class SourceUse:
         if not rows.any():
             return
         self.checked = self.updates
-        exchanged = model.decoder(targets, encoder_out=model.encoder(others, src_lengths=lengths.roll(1, 0)))
-        pad = model.decoder.dictionary.pad()
-        gain = (bits(model, exchanged, targets, pad) - bits(model, output, targets, pad))[rows].sum()
-        gain = float(gain / targets[rows, 1:].ne(pad).sum())
+        own, exchanged = (
+            bits(model, tokens, counts, targets)[rows].sum()
+            for tokens, counts in ((sources, lengths), (others, lengths.roll(1, 0)))
+        )
+        gain = float((exchanged - own) / targets[rows, 1:].ne(model.decoder.dictionary.pad()).sum())
         if gain < LEAST:
             logger.warning(
                 "after %s updates, the model hardly uses its sources, so its translations are all alike: with the "
@@ -48,9 +46,10 @@ class SourceUse:
             )
 
 
-def bits(model: FairseqEncoderDecoderModel, output: Any, targets: Tensor, pad: int) -> Tensor:
+def bits(model: FairseqEncoderDecoderModel, sources: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
     """Of each sentence, without its first and its last token; targets (B, L) start with eos."""
+    output = model.decoder(targets, encoder_out=model.encoder(sources, src_lengths=lengths))
     following = targets[:, 1:]
     log_probs = model.get_normalized_probs(output, log_probs=True)[:, :-1]
     lost = -log_probs.gather(2, following.unsqueeze(2)).squeeze(2).float()
-    return lost.masked_fill(following.eq(pad), 0.0).sum(1) / math.log(2)
+    return lost.masked_fill(following.eq(model.decoder.dictionary.pad()), 0.0).sum(1) / math.log(2)

@@ -9,6 +9,7 @@ from typing import Tuple, Union
 import torch
 from torch import Tensor
 
+ROTARY_BASE = 10000.0  # of the frequencies of rotary positions
 GRID = 2.0**12  # half of the bits of a float32
 Parts = Tuple[Tensor, Tensor, Tensor]
 

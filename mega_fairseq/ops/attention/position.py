@@ -12,10 +12,9 @@ from torch import Tensor
 
 from mega_fairseq.ops.backend import Forms
 from mega_fairseq.ops.precision import at_least_float32, widest
-from mega_fairseq.ops.turns import fraction_of_turn, in_parts
+from mega_fairseq.ops.turns import ROTARY_BASE, fraction_of_turn, in_parts
 
 KERNELS = "mega_fairseq.ops.attention.rotary_kernels"
-ROTARY_BASE = 10000.0
 ALIBI_SLOPE = 2.0**-8  # ALiBi's slope for a single head
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
 

@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mega_fairseq.ops.attention.position import ROTARY_BASE
 from mega_fairseq.ops.operators import operator, without_gradient
 from mega_fairseq.ops.precision import at_least_float32
 from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, store_part, tile, tiles
+from mega_fairseq.ops.turns import ROTARY_BASE
 
 # ------------------------------------------------------------------------------------------- rotations
 
