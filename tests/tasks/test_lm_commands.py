@@ -8,12 +8,21 @@ from tests.helpers import commands
 from tests.helpers.commands import (
     LANGUAGE_MODELS,
     LM,
+    LM_CHUNK,
+    LM_HEADS,
+    LM_TRAINING,
     PLUGIN,
+    SMALL,
+    as_words,
+    assert_same_translations,
     fairseq,
+    lines,
     losses,
     perplexity,
     records,
+    translations,
 )
+from tests.helpers.small_models import mixer_options
 
 pytestmark = pytest.mark.slow
 
@@ -113,3 +122,29 @@ def test_fairseqs_own_task_evaluates_the_model(softmax):
     blocks = evaluate(softmax.data, softmax.last, "--tokens-per-sample=100", "--batch-size=3", task=stock)
     assert blocks[0] == whole[0]
     assert blocks[1] > whole[1]
+
+
+# ------------------------------------------------------------------------------------------------ token mixers
+
+
+def test_a_model_with_another_mixer_is_evaluated_in_any_pieces_and_continues_texts_in_any_batch(text, tmp_path):
+    """With a state that grows; sweeps evaluate those with sums, and with norms that carry a state."""
+    sizes = {f"decoder_{size}": number for size, number in SMALL.items()}
+    options = {"token_mixer": "sparse", **sizes, **mixer_options("sparse", "decoder"), "normalize_before": True}
+    words = [*LM, "--arch=mega_lm", *as_words(options), *LM_HEADS["softmax"], *LM_TRAINING]
+    where, path = ["--no-epoch-checkpoints", "--save-dir", tmp_path], tmp_path / "checkpoint_last.pt"
+    curve = losses(fairseq("train", text, *words, f"--tokens-per-sample={LM_CHUNK}", "--max-update=24", *where))
+    assert curve[-1] < 0.9 * curve[0]
+
+    def evaluated(*options):
+        words = [*LM, "--path", path, "--gen-subset=valid", "--valid-block=splits:5", *options]
+        return perplexity(fairseq("eval-lm", text, *words))
+
+    pieces = ["--batch-size=3", "--model-overrides={'piece_tokens':37}"]
+    assert evaluated(*pieces) == pytest.approx(evaluated(), abs=1e-4)
+
+    words = ["--valid-block=documents", "--documents=line", "--gen-subset=test", "--prefix-size=3", "--beam=3"]
+    words += [*LM, "--path", path, "--max-len-b=40"]
+    said, other = (fairseq("generate", text, *words, f"--batch-size={size}") for size in (1, 7))
+    assert max(len(found.split()) for _, found, _ in translations(said)) > 2 * LM_CHUNK
+    assert_same_translations(said, other, count=len(list(lines(said, "S"))))

@@ -14,11 +14,13 @@ from tests.helpers.commands import (
     GENERATION,
     PLUGIN,
     SEARCH,
+    SMALL,
     STOCK,
     SYLLABLES,
     TRAINING,
     TRANSLATION,
     Running,
+    as_words,
     assert_same_translations,
     failure,
     fairseq,
@@ -26,10 +28,12 @@ from tests.helpers.commands import (
     interactive,
     lines,
     losses,
+    on_each_side,
     preprocess_pairs,
     records,
     translations,
 )
+from tests.helpers.small_models import mixer_of, mixer_options
 
 pytestmark = pytest.mark.slow
 
@@ -179,14 +183,6 @@ def test_decoding_a_reference_token_by_token_gives_the_score_of_a_full_pass(gene
     assert_same_translations(generate("--batch-size=7", "--prefix-size=40", "--max-len-b=40"), scored)
 
 
-def test_a_ragged_prefix_is_kept_in_any_batch(generate):
-    said = generate("--prefix-size=3", "--batch-size=64")
-    references = [text.split() for _, text in sorted(lines(said, "T"))]
-    assert min(map(len, references)) < 3 < max(map(len, references))
-    assert [text.split()[:3] for text in texts(said)] == [reference[:3] for reference in references]
-    assert_same_translations(said, generate("--prefix-size=3", "--batch-size=1"))
-
-
 def test_overrides_of_options_newer_than_the_checkpoint_apply_to_every_layer(generate, trained, edited):
     options = {"encoder_truncation_length": 1, "decoder_truncation_length": 1}
 
@@ -248,6 +244,17 @@ import sys, fairseq.models
 from mega_fairseq.models import MegaTransformerModel
 MegaTransformerModel.from_pretrained(*sys.argv[1:])  # from a checkpoint with arrays of BLEU counts
 """
+
+
+def test_translation_with_different_mixers_in_encoder_and_decoder(corpus, tmp_path):
+    options = {**on_each_side(**SMALL), "normalize_before": True, "share_all_embeddings": True}
+    for side, name in (("encoder", "aft, local"), ("decoder", "attention, before")):
+        options.update({**mixer_options(name, side), f"{side}_token_mixer": mixer_of(name)})
+    words = [corpus, *PLUGIN, "--arch=mega_transformer", *as_words(options), *TRAINING]
+    curve = losses(fairseq("train", *words, "--save-dir", tmp_path, "--max-update=40"))
+    assert curve[-1] < 0.85 * curve[0]
+    words = [corpus, *GENERATION, "--path", tmp_path / "checkpoint_last.pt"]
+    assert_same_translations(*(fairseq("generate", *words, f"--batch-size={size}") for size in (1, 7)))
 
 
 # ------------------------------------------------------------------------------------------------ from_pretrained
