@@ -32,7 +32,7 @@ def definition(module, x, lengths=None, truncation=None):
     """Step by step in double precision, (B, L, D)."""
     coefficients = EMACoefficients(*(t.double() for t in module.coefficients()))
     lengths = None if lengths is None else torch.tensor(lengths)
-    y, _ = ema_naive(torch.tensor(x).double(), coefficients, None, module.omega.double(), truncation, lengths)
+    y, _ = ema_naive(torch.tensor(x).double(), coefficients, None, module.omega.double(), lengths, truncation)
     return F.silu(y).detach()
 
 
