@@ -142,7 +142,7 @@ def test_readme_commands_translate_with_an_exported_model(translated, place):
 def test_readme_commands_translate_with_a_trained_model(place):
     write_script(place / "bin/pip", "true")  # the package is installed
     said = run(commands(ROOT / "README.md", "pip install ./runtime"), place)
-    assert said.startswith("Im Anfang ")
+    assert said.startswith("Ich bin der Weg")
 
 
 @pytest.mark.slow

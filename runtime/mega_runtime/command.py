@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
         command.add_argument("folder", metavar="FOLDER", help="folder that mega-fairseq export wrote")
         if run is not run_info:
-            command.add_argument("--threads", type=int, default=1, metavar="N", help="(default: %(default)s)")
+            command.add_argument("--threads", type=int, default=1, metavar="N", help="of a search (default: 1)")
             command.add_argument("--input", metavar="FILE", help="read this file (default: standard input)")
         command.set_defaults(run=run)
         return command
@@ -76,8 +76,14 @@ def parser() -> argparse.ArgumentParser:
         translate.add_argument(f"--{name}", type=kind, metavar="N", help=f"{about} (default: that of the folder)")
     translate.add_argument("--nbest", type=int, default=1, metavar="N", help="hypotheses of each line (default: 1)")
     translate.add_argument("--scores", action="store_true", help="write the score and a tab before each translation")
-    translate.add_argument("--pieces", action="store_true", help="input and output are segmented")
-    translate.add_argument("--batch-tokens", type=int, default=1024, metavar="N", help="(default: %(default)s)")
+    translate.add_argument("--pieces", action="store_true", help="input and output are split into pieces")
+    translate.add_argument(
+        "--batch-tokens",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="source tokens in a batch (default: 1024)",
+    )
     translate.add_argument(
         "--buffer-size", type=int, metavar="N", help="lines read at once (default: 1000, and 1 from a terminal)"
     )
@@ -107,7 +113,7 @@ def run_translate(args: argparse.Namespace) -> None:
     if not 1 <= args.nbest <= translator.options.beam:
         raise ValueError(f"--nbest is {args.nbest}; give a number from 1 to --beam, {translator.options.beam}")
     if (args.paragraphs or args.documents) and (args.nbest > 1 or args.scores):
-        raise ValueError("--nbest and --scores are for lines; leave them out, or --paragraphs and --documents")
+        raise ValueError("--nbest and --scores cannot be combined with --paragraphs or --documents")
     lines = read_lines(args.input)
     if args.documents:
         written: Iterable[str] = _documents(translator, lines)
@@ -211,6 +217,8 @@ def run_info(args: argparse.Namespace) -> None:
         about["limits"] = "tokens: " + ", ".join(f"{config['limits'][side]:,} ({side})" for side in sides)
         if config.get("documents") is not None:
             about["documents"] = f"in windows of at most {config['documents']['window_tokens']:,} tokens"
+        if "search" in config:
+            about["search"] = ", ".join(f"{name} {value:g}" for name, value in config["search"].items())
     lives = config.get("half_lives")  # which earlier versions did not store
     for name in ("median", "max") if lives else ():
         values = sorted(math.inf if row[name] is None else row[name] for row in lives)

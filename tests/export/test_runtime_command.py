@@ -181,7 +181,7 @@ def test_a_document_with_an_error_is_named_behind_those_before(refuses):
         (["--nbest=0"], ["--nbest is 0"]),
         (["--beam=0"], ["beam is 0"]),
         (["--min-len=9", "--max-len-b=8"], ["min_len is 9", "8 tokens"]),
-        (["--paragraphs", "--scores"], ["--nbest and --scores are for lines"]),
+        (["--paragraphs", "--scores"], ["--nbest and --scores", "--paragraphs"]),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, words, refuses):
