@@ -12,6 +12,7 @@ from mega_fairseq.modules import NormalizedFeedForward, SequenceNorm
 from mega_fairseq.modules.feed_forward import GATED
 from mega_fairseq.modules.normalization import BATCH_NORMS, ElementwiseScale, RMSNorm
 from mega_fairseq.ops.activations import GELU_SIGMOID
+from mega_fairseq.ops.gates.naive import RESET_ACTIVATION
 
 
 def float32(values: Any) -> np.ndarray:
@@ -86,7 +87,7 @@ def project(g: Graph, x: Value, *layers: nn.Linear) -> Value:
 def gate(g: Graph, parts: List[Value], attended: Value, residual: Value, hidden: nn.Linear, activation: str) -> Value:
     """Y = u H + (1 - u) X from the projections for u, r and, in self-attention, H (eq. 12-15)."""
     update, reset, *candidate = parts
-    mixed = project(g, silu(g, reset) * attended, hidden)
+    mixed = project(g, ACTIVATIONS[RESET_ACTIVATION](g, reset) * attended, hidden)
     mixed = ACTIVATIONS[activation](g, candidate[0] + mixed if candidate else mixed)
     return residual + g.op("Sigmoid", update) * (mixed - residual)
 

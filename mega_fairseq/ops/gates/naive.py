@@ -8,7 +8,8 @@ from torch import Tensor
 from mega_fairseq.ops.activations import ACTIVATIONS
 
 Projection = Callable[[Tensor], Tensor]
-RESET = ACTIVATIONS["silu"]  # of the reset gate; the same as `reset_gate` in triton.py
+RESET_ACTIVATION = "silu"  # of the reset gate; the same as `reset_gate` in triton.py
+RESET = ACTIVATIONS[RESET_ACTIVATION]
 
 
 def gate_output_naive(
