@@ -1,5 +1,6 @@
 // Finds the models of the server, and gives each panel those of its kind.
 
+import { ABOUT } from "./about.js";
 import { Draw } from "./draw.js";
 import { Translate } from "./translate.js";
 import { Write } from "./write.js";
@@ -11,6 +12,8 @@ const PANELS = {
 };
 
 const names = await (await fetch("models/")).json();
+const known = Object.keys(ABOUT); // first, and in this order
+names.sort((one, other) => (known.indexOf(one) + 1 || Infinity) - (known.indexOf(other) + 1 || Infinity) || 0);
 const configs = await Promise.all(
     names.map(async (name) => {
         try {
