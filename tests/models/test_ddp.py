@@ -43,6 +43,7 @@ WORDS = {
     "translation": [
         *PLUGIN, *MEGA, *(word for word in TRAINING if word != "--no-epoch-checkpoints"), "--dropout=0",
         "--max-tokens=600", "--max-tokens-valid=50", "--update-epoch-batch-itr=True",
+        "--criterion=mega_label_smoothed_cross_entropy",  # which uses parameters outside of the model's forward
     ],
     # Three validation streams, one at a time, so that one process has none in the second round.
     "softmax": [*TEXT, *LM_HEADS["softmax"], "--valid-block=splits:3", "--batch-size-valid=1"],
