@@ -50,10 +50,8 @@ def in_blocks(
     length, size = x.size(1), min(x.size(1), BLOCK)
     one_block = length == size and state is None  # such as most sentences
     xs, tables = zeros_at_pads(x, lengths), c.block_tables(size, skip)
-    start, used = (
-        None if state is None else state.flatten(2),
-        (tables.within, None, None, None) if one_block else tables,
-    )
+    start = None if state is None else state.flatten(2)
+    used = (tables.within, None, None, None) if one_block else tables
     y, enter = block_scan(pad_to_multiple(xs, size), start, *used)
     y = zeros_at_pads(y[:, :length], lengths).to(x.dtype)
     if tables.bidirectional:
