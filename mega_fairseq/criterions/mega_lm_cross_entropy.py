@@ -14,6 +14,8 @@ from fairseq.tasks.translation import TranslationTask
 from omegaconf import II
 from torch import Tensor
 
+from mega_fairseq.ops.smoothed_loss import smoothed_loss
+
 
 @dataclass
 class MegaLMCrossEntropyConfig(FairseqDataclass):
@@ -24,8 +26,7 @@ class MegaLMCrossEntropyConfig(FairseqDataclass):
 class MegaLMCrossEntropy(FairseqCriterion):
     """Cross entropy for a full or an adaptive softmax, without scores for all tokens and types in memory.
 
-    All parameters are used inside the model's forward and get a gradient in every batch, so any kind of data-parallel
-    training works.
+    In training with a full softmax, gradients are computed together with the loss.
     """
 
     def __init__(self, task: FairseqTask, sentence_avg: bool):
@@ -43,9 +44,8 @@ class MegaLMCrossEntropy(FairseqCriterion):
                 f"--criterion mega_lm_cross_entropy needs a Mega language model, not {type(model.decoder).__name__}; "
                 "choose an --arch that starts with mega_lm, or --criterion cross_entropy"
             )
-        net_input, target = sample["net_input"], sample["target"]
-        log_probs = model(**{**net_input, "target": target})[0].squeeze(-1)  # (B, L)
-        loss = -log_probs.masked_fill(target == self.padding_idx, 0.0).sum()
+        target = sample["target"]
+        loss = self.loss(model, sample["net_input"], target)
         sample_size = target.size(0) if self.sentence_avg else sample["ntokens"]
         logging_output = {
             "loss": loss.detach(),
@@ -54,6 +54,16 @@ class MegaLMCrossEntropy(FairseqCriterion):
             "sample_size": sample_size,
         }
         return loss, sample_size, logging_output
+
+    def loss(self, model: BaseFairseqModel, net_input: Dict[str, Any], target: Tensor) -> Tensor:
+        decoder = model.decoder
+        weights = decoder.output_weights() if decoder.training and decoder.group is None else None
+        if weights is None:
+            log_probs = model(**{**net_input, "target": target})[0].squeeze(-1)  # (B, L)
+            return -log_probs.masked_fill(target == self.padding_idx, 0.0).sum()
+        features = model(**{**net_input, "target": None, "features_only": True})[0].flatten(0, 1)  # (B L, D)
+        x = decoder.before_projection(features)
+        return smoothed_loss(x, *weights, target.flatten(), smoothing=0.0, pad=self.padding_idx).loss
 
     @staticmethod
     def reduce_metrics(logging_outputs: List[Dict[str, Any]]) -> None:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules.layer import DropoutSwitch
 from mega_fairseq.modules.normalization import LayerNorm
+from mega_fairseq.modules.projection import plain_weights
 from mega_fairseq.ops.dropout import dropped
+from mega_fairseq.ops.gates.projection import Weights
 from mega_fairseq.ops.precision import at_least_float32
 
 POOLINGS = ("mean", "first")
@@ -80,11 +82,16 @@ class LanguageModelHead(nn.Module):
     def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None) -> Tensor:
         """With a mask (B, L), features (B, L, D) -> scores of only these tokens (N, V)."""
         x = features if masked_tokens is None else features[masked_tokens]
+        return F.linear(self.before_projection(x), self.weight, self.bias)
+
+    def before_projection(self, x: Tensor) -> Tensor:
         if self.kind == "gelu":
-            x = self.layer_norm(F.gelu(self.dense(x)))
-        elif self.kind == "tanh":
-            x = torch.tanh(self.dense(x))
-        return F.linear(x, self.weight, self.bias)
+            return self.layer_norm(F.gelu(self.dense(x)))
+        return torch.tanh(self.dense(x)) if self.kind == "tanh" else x
+
+    def output_weights(self) -> Optional[Weights]:
+        """The weight (V, D) and bias (V,) after `before_projection`, if they may be read."""
+        return plain_weights(self, (LanguageModelHead,))
 
 
 class SentenceHead(nn.Module):

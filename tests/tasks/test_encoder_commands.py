@@ -39,7 +39,7 @@ TRAINING = {
     "clip_norm": 1, "batch_size": 8, "log_format": "json", "log_interval": 1, "num_workers": 0,
 }  # fmt: skip
 MASKED_LM = {
-    "task": "masked_lm", "criterion": "masked_lm", "tokens_per_sample": 40, "sample_break_mode": "complete",
+    "task": "masked_lm", "criterion": "mega_masked_lm", "tokens_per_sample": 40, "sample_break_mode": "complete",
     "mask_prob": 0.3,
 }  # fmt: skip
 NAME = "sentence_prediction"
