@@ -58,18 +58,18 @@ class Meter:
         """
         return self.apart(_peak_after, build, arguments, warm_up)
 
-    def apart(self, function: Callable, *arguments: Any) -> Any:
+    def apart(self, function: Callable, *arguments: Any, keep: bool = True) -> Any:
         """The result of a function in a new process, which `quick` saves."""
-        return function(*arguments) if self.quick else in_new_process(function, *arguments)
+        return function(*arguments) if self.quick else in_new_process(function, *arguments, keep=keep)
 
 
 Table = Callable[[Meter], Iterator[Row]]
 
 
-def in_new_process(function: Callable, *arguments: Any) -> Any:
-    """The result of a function in a new process with one thread."""
+def in_new_process(function: Callable, *arguments: Any, keep: bool = True) -> Any:
+    """The result of a function in a new process with one thread, which keeps memory or returns it to the system."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=prepare_process) as pool:
+    with ProcessPoolExecutor(1, context, initializer=prepare_process, initargs=(keep,)) as pool:
         return pool.submit(function, *arguments).result()
 
 
@@ -92,11 +92,12 @@ def _status(field: str) -> float:
         return next(int(line.split()[1]) for line in status if line.startswith(field)) / 1024
 
 
-def prepare_process() -> None:
+def prepare_process(keep: bool = True) -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)  # fairseq's
     torch.set_num_threads(1)
-    keep_memory()
+    if keep:
+        keep_memory()
 
 
 def keep_memory() -> None:

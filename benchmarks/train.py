@@ -1,17 +1,18 @@
 """Training steps of whole models against fairseq's Transformers of the same size, on one CPU thread.
 
-    python benchmarks/train.py --json docs/train.json      all tables, about 30 minutes
+    python benchmarks/train.py --json docs/train.json      all tables, about an hour
 
 A step is an update of fairseq's trainer, on random tokens in sequences of one length, with dropout 0.1 of layer outputs
 only. small: the models whose quality quality_translation.py compares; base: mega_transformer_base over
 33,000 types, both with sources and targets of the same length; language: mega_lm_enwik8, in chunks of 2,048; mixers:
-the language models that quality_lm.py compares, with the memory of a step.
+the language models that quality_lm.py compares, with the memory of a step; small updates, base updates: the
+translation models with each criterion, optimizer, number format and setting of memory.
 """
 
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 
@@ -21,7 +22,7 @@ from fairseq import utils
 from fairseq.trainer import Trainer
 
 from benchmarks import decode, quality_lm, quality_translation
-from benchmarks.measure import Meter, Row, Step, parser, prepare_process, run
+from benchmarks.measure import Meter, Row, Step, parser, peak_mib, prepare_process, run
 from benchmarks.models import BYTES, NO_DROPOUT, configured, from_args, random_batch, used_size
 
 DROPOUT = [*NO_DROPOUT, "--dropout=0.1"]
@@ -55,7 +56,27 @@ TABLES = {
     "small": Table(3908, 4096, [34, 128, 512], SMALL),
     "base": Table(decode.TYPES, 2048, [34, 128, 512], BASE),
     "language": Table(BYTES, 2048, [512, 2048], OF_BYTES),
+    "small updates": Table(3908, 4096, [128], SMALL),
+    "base updates": Table(decode.TYPES, 4096, [128], BASE),
     "mixers": Table(BYTES, 4096, [512], {name: quality_lm.MODELS[name] for name in quality_lm.COMPARED}),
+}
+
+
+class Kind(NamedTuple):
+    """Of updates: what all models get, and whether the process keeps freed memory."""
+
+    words: List[str]
+    keep: bool = True
+
+
+OUR_LOSS, BF16 = ["--criterion=mega_label_smoothed_cross_entropy"], ["--bf16"]
+UPDATES = {
+    "fairseq's criterion, memory returned": Kind([], keep=False),
+    "fairseq's criterion": Kind([]),
+    "our criterion": Kind(OUR_LOSS),
+    "our criterion and optimizer": Kind([*OUR_LOSS, "--optimizer=mega_adam"]),
+    "fairseq's criterion, bf16": Kind(BF16),
+    "our criterion, bf16": Kind([*OUR_LOSS, *BF16]),
 }
 
 
@@ -99,6 +120,26 @@ def cost(table: Table, meter: Meter) -> Iterator[Row]:
     yield "peak MiB", {n: meter.mib(on_cpu, (w, *step), (w, *warm_up)) for n, w in table.models.items()}
 
 
+def updates(table: Table, meter: Meter) -> Iterator[Row]:
+    """Training steps: tokens of one side per second, and peak MiB, by criterion, number format and memory"""
+    (length,) = table.lengths
+    for name, kind in UPDATES.items():
+        found = {
+            model: meter.apart(whole, [*words, *kind.words], table, length, meter.repeats, keep=kind.keep)
+            for model, words in table.models.items()
+        }
+        yield name, {model: speed for model, (speed, _) in found.items()}
+        yield f"{name}: peak MiB", {model: mib for model, (_, mib) in found.items()}
+
+
+def whole(words: List[str], table: Table, length: int, repeats: int) -> Tuple[float, float]:
+    """Tokens per second of later updates, and peak MiB of the first above those before it."""
+    on_cpu(words, table.types, length, length)()
+    step = on_cpu(words, table.types, length, table.tokens)
+    peak, seconds = peak_mib(step), Meter(repeats=repeats).seconds({"": step}, warm_up=0)[""]
+    return table.tokens // length * length / seconds, peak
+
+
 def check(names: List[str]) -> None:
     """Raises unless the models of a table have equal sizes."""
     for name in names:
@@ -107,13 +148,20 @@ def check(names: List[str]) -> None:
         print(f"{name}: " + ", ".join(f"{model} {size:,} parameters" for model, size in sizes.items()), flush=True)
 
 
+MEASURES: Dict[str, Callable[[Table, Meter], Iterator[Row]]] = {
+    "mixers": cost,
+    "small updates": updates,
+    "base updates": updates,
+}
+
+
 def main() -> None:
     args = parser(__doc__, TABLES).parse_args()
     prepare_process()
     check(args.tables)
     few = {n: t._replace(lengths=t.lengths[:1], tokens=t.lengths[0]) for n, t in TABLES.items()}
     chosen = few if args.quick else TABLES
-    run({name: partial(cost if name == "mixers" else speed, table) for name, table in chosen.items()}, args)
+    run({name: partial(MEASURES.get(name, speed), table) for name, table in chosen.items()}, args)
 
 
 if __name__ == "__main__":
