@@ -34,7 +34,7 @@ from benchmarks.translators import FORMATS, Sources, Translate
 from mega_runtime import Translator
 
 TYPES, LENGTHS, SHORT, BATCHES = 33_000, [30, 64, 256, 512, 2048], 30, [16, 64, 256]
-WINDOWS, LINE = [512, 1024, 2048], 32  # tokens
+WINDOWS, LINE = [512, 1024], 32  # tokens
 MANY = 1000  # tokens, above which there are a third of the rounds
 MEGA = ["--arch=mega_transformer_base", "--task=translation"]
 ARCHITECTURES = {
