@@ -56,6 +56,7 @@ class MegaLMCrossEntropy(FairseqCriterion):
         return loss, sample_size, logging_output
 
     def loss(self, model: BaseFairseqModel, net_input: Dict[str, Any], target: Tensor) -> Tensor:
+        """The sum of -log p over the targets (B, L) that are not pads."""
         decoder = model.decoder
         weights = decoder.output_weights() if decoder.training and decoder.group is None else None
         if weights is None:

@@ -22,6 +22,8 @@ from mega_fairseq.tasks.prediction import Classifier
 
 @dataclass
 class MegaClassifierConfig(HeadedEncoderOptions):
+    """Options of classifiers."""
+
     pooling: ChoiceEnum(list(POOLINGS)) = option(
         "mean", "features: the mean over positions, or the first one", released=True
     )

@@ -45,6 +45,8 @@ class HeadedEncoderOptions(EncoderOptions):
 
 @dataclass
 class MegaEncoderConfig(HeadedEncoderOptions):
+    """Options of masked language models and encoders with heads."""
+
     lm_head: ChoiceEnum(LM_HEADS) = option(
         "gelu",
         "what precedes the projection to the vocabulary: linear and GELU and norm, linear and tanh, or nothing",

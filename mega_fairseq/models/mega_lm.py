@@ -24,6 +24,8 @@ from mega_fairseq.modules.adaptive_input import AdaptiveInput
 
 @dataclass
 class MegaLMConfig(DecoderOptions):
+    """Options of language models."""
+
     token_mixer: ChoiceEnum(list(MIXERS)) = option("mega", "token mixer of all layers")
     decoder_input_dim: int = option(0, "width of token embeddings; 0 for --decoder-embed-dim", least=0, released=True)
     token_types: int = option(

@@ -24,6 +24,8 @@ from mega_fairseq.modules.cross_attention import POSITIONS
 
 @dataclass
 class MegaTransformerConfig(EncoderOptions, DecoderOptions):
+    """Options of translation models."""
+
     share_all_embeddings: bool = option(
         False,
         "tie source and target embeddings and output projection; needs a joined dictionary and one width",

@@ -1,4 +1,8 @@
-"""Mega's layers for any PyTorch program: batch-first (B, L, D), bool masks with True at padding, state as a value."""
+"""Mega's layers for any PyTorch program: batch-first (B, L, D), bool masks with True at padding, state as a value.
+
+`MIXERS` has the config of each token mixer by name, `EXAMPLES` small configs of all of them, and `POSITION_BIASES` the
+position biases. `MixerState` is the state of any mixer, and `BlockStep` what `Block.step()` returns.
+"""
 
 from mega_fairseq.modules.block import Block, BlockState, BlockStep, MegaBlock
 from mega_fairseq.modules.cross_attention import CrossAttentionState, GatedCrossAttention, GatedCrossAttentionConfig
@@ -16,6 +20,7 @@ from mega_fairseq.modules.mixers.mega import (
     GatedAttentionState,
     MovingAverageGatedAttention,
 )
+from mega_fairseq.modules.mixers.megalodon import MegalodonConfig
 from mega_fairseq.modules.mixers.multi_head import AttentionConfig
 from mega_fairseq.modules.mixers.sparse import SparseConfig
 from mega_fairseq.modules.normalization import SequenceNorm
@@ -41,6 +46,7 @@ __all__ = [
     "GatedCrossAttentionConfig",
     "GatedMLPConfig",
     "MegaBlock",
+    "MegalodonConfig",
     "Mixer",
     "MixerConfig",
     "MixerState",

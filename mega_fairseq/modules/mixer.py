@@ -55,6 +55,7 @@ class MixerConfig(ModuleConfig):
         return None
 
     def build(self) -> "Mixer":
+        """The mixer with these options, and new parameters."""
         raise NotImplementedError
 
 

@@ -26,6 +26,8 @@ CHOOSE = "choose --arch mega_classifier or one of its presets"
 
 @dataclass
 class MegaClassificationConfig(FairseqDataclass):
+    """Options of classification."""
+
     data: Optional[str] = option(None, "folder with inputs and labels; docs/classification.md lists the layouts")
     input_kind: ChoiceEnum(list(KINDS)) = option("tokens", "what an input consists of")
     max_positions: int = option(0, "longest input; 0 for that of the model")
@@ -87,17 +89,20 @@ class MegaClassificationTask(FairseqTask):
 
     @property
     def label_dictionary(self) -> Dictionary:
+        """The classes, for fairseq's criteria."""
         dictionary = Dictionary()
         for name in self.classes:
             dictionary.add_symbol(name)
         return dictionary
 
     def symbols(self) -> Optional[List[str]]:
+        """The types of inputs of tokens, without the special ones; None for other inputs."""
         if self.dictionary is None or self.cfg.input_kind != "tokens":
             return None
         return self.dictionary.symbols[self.dictionary.nspecial :]
 
     def state_dict(self) -> Dict[str, Any]:
+        """What a checkpoint says of the inputs and classes."""
         state = {"classes": self.classes, "symbols": self.symbols()}
         known = {"number_type": self.number_type, "length": self.length}
         return {**state, **{name: value for name, value in known.items() if value is not None}}

@@ -32,6 +32,8 @@ OF_LINES = ("load_alignments", "truncate_source", "num_batch_buckets")
 
 @dataclass
 class MegaDocumentTranslationConfig(MegaTranslationConfig):
+    """Options of the translation of documents."""
+
     window_tokens: int = option(1024, "most tokens of a window, on each side", least=1)
     valid_window_tokens: int = option(0, "the same for validation and test; 0 for --window-tokens", least=0)
     single_lines: float = option(0.25, "share of the training documents that each epoch cuts into windows of one line")
@@ -84,6 +86,7 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         return self.src_dict.index(self.cfg.separator), self.tgt_dict.index(self.cfg.separator)
 
     def state_dict(self) -> Dict[str, Any]:
+        """What a checkpoint says of the data: fairseq's entries and the separator of lines."""
         return {**super().state_dict(), "separator": self.cfg.separator}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
@@ -133,6 +136,7 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         return generator
 
     def inference_step(self, generator: Any, models: List[BaseFairseqModel], sample: Any, *rest: Any, **options: Any):
+        """Translates a batch, with the limits of its lines."""
         search = getattr(generator, "search", None)
         if not isinstance(search, LineSearch):
             return super().inference_step(generator, models, sample, *rest, **options)

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class MegaLanguageModelingConfig(FairseqDataclass):
+    """Options of language modelling."""
+
     data: Optional[str] = option(
         None, "folder that fairseq-preprocess wrote; several, separated by :, take turns epoch by epoch"
     )
@@ -149,6 +151,7 @@ class MegaLanguageModelingTask(FairseqTask):
     def valid_step(
         self, sample: Dict[str, Any], model: BaseFairseqModel, criterion: FairseqCriterion
     ) -> Tuple[Tensor, int, Dict[str, Any]]:
+        """fairseq's step, where processes that share sequences count their loss once."""
         return self._shared(super().valid_step, sample, model, criterion)
 
     def _shared(self, step: Callable[..., Any], *arguments: Any) -> Tuple[Tensor, int, Dict[str, Any]]:

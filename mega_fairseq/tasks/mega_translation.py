@@ -12,7 +12,7 @@ from mega_fairseq.tasks.generator import generator_class
 
 @dataclass
 class MegaTranslationConfig(TranslationConfig):
-    pass
+    """The options of fairseq's `translation`."""
 
 
 @register_task("mega_translation", dataclass=MegaTranslationConfig)

@@ -13,6 +13,8 @@ SCALES = {"uint8": 255.0, "int16": 32768.0, "float": 1.0}  # numbers of a file a
 
 
 class Prediction(NamedTuple):
+    """The class of one input."""
+
     label: str  # of the most probable class
     probability: float
     probabilities: Dict[str, float]  # of all classes by label

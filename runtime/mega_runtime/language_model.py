@@ -80,6 +80,7 @@ class LanguageModel:
         self.decoder = Decoder(self.folder.session("step.onnx"), self.config["decoder_chunk"])
 
     def encode(self, text: str) -> List[int]:
+        """The tokens of a text, without eos."""
         return self.types.encode(self.segmented.split(text))
 
     def score(self, text: str) -> Score:

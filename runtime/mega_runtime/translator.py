@@ -37,14 +37,17 @@ class Line:
 
     @property
     def text(self) -> str:
+        """The best translation."""
         return self.hypotheses[0].text
 
     @property
     def score(self) -> float:
+        """Its score."""
         return self.hypotheses[0].score
 
     @property
     def pieces(self) -> List[str]:
+        """Its tokens."""
         return self.hypotheses[0].pieces
 
 
@@ -190,6 +193,7 @@ class Translator:
         return tokens
 
     def decode(self, hypothesis: Hypothesis) -> Translation:
+        """The text of what `search` found."""
         pieces = self._pieces(hypothesis.tokens[:-1])
         return Translation(self.segmented.join(pieces), hypothesis.score, pieces)
 

@@ -35,6 +35,7 @@ class GatedMLPConfig(TimeConfig):
 
     @property
     def width(self) -> int:
+        """The width of the gate and of the values."""
         return self.expansion * self.dim
 
     def build(self) -> "GatedMLP":

@@ -45,6 +45,7 @@ class DampedEMA(Recurrence):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draws new parameters, as the released code does."""
         nn.init.normal_(self.alpha, std=0.2)
         nn.init.normal_(self.delta, std=0.2)
         nn.init.normal_(self.beta, std=0.02)
@@ -55,6 +56,7 @@ class DampedEMA(Recurrence):
         nn.init.normal_(self.omega)
 
     def coefficients(self) -> EMACoefficients:
+        """The coefficients of the recurrence, from the present parameters."""
         return ema_coefficients(self.alpha, self.delta, self.beta, self.eta)
 
     def forward(
@@ -100,6 +102,7 @@ class DampedEMA(Recurrence):
         return entering_state(x, self.coefficients(), slices, before)
 
     def log_decays(self) -> Dict[str, Tensor]:
+        """log phi (D, N) by direction, from which half-lives follow."""
         names = ("forward", "backward") if self.bidirectional else ("",)
         return {name: log_decays(a, d) for name, a, d in zip(names, self.alpha, self.delta)}
 

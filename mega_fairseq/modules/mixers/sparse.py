@@ -73,6 +73,7 @@ class SparseConfig(ChunkedConfig):
 
     @property
     def sparsity(self) -> Sparsity:
+        """The places that a query of this layer sees."""
         sets = ("first", "second")[self.layer % 2] if self.combine == "interleaved" else self.combine
         return Sparsity(self.pattern, sets, self.stride, self.causal, self.summary, self.subblocks)
 

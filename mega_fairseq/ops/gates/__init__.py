@@ -32,6 +32,7 @@ gate_output = Forms(gate_output_naive, triton="mega_fairseq.ops.gates.triton:gat
 
 
 def _by_definition(gate_input: Tensor, attended: Tensor, residual: Tensor, *weights_and_options: Any) -> Tensor:
+    """X', O, X (..., width) -> Y (..., D), from the weights and biases of the projections."""
     gates, hidden, *options = weights_and_options
     projections = (lambda x: F.linear(x, *gates), lambda x: F.linear(x, *hidden))
     return gated_output_naive(gate_input, attended, residual, *projections, *options)
@@ -54,7 +55,6 @@ def _by_operator(
     return y.view(residual.shape)
 
 
-# `gated_output_naive` from the weights and biases of its projections: X', O, X (..., width) -> Y (..., D).
 gated_output = Forms(_by_definition, _by_operator)
 
 
