@@ -20,10 +20,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRY := .try
 FOR_TESTS := $(VENV)/.for-tests
+FOR_DOCS := $(VENV)/.for-docs
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 TORCH := $(PIP)$(TORCH_INDEX:%= --extra-index-url %) Cython numpy torch
 
-.PHONY: help try page install test test-fast coverage demo bench gpu lint format clean
+.PHONY: help try page install test test-fast coverage demo bench gpu docs lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -58,6 +59,9 @@ bench: $(READY) ## check the layers against naive implementations, then time the
 
 gpu: $(READY) ## compare everything with the CPU on a CUDA GPU, then time it, into docs/gpu.json: at most 10 minutes
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
+
+docs: $(FOR_DOCS) ## build a site of all pages and a reference of the Python interface, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check .
@@ -119,4 +123,8 @@ $(FOR_TESTS): $(READY)
 	  echo "pip has no Triton 3.0 for this Python: the kernels are tested with the newest one only" >&2
 	@$(PIP) --quiet peft torchao || \
 	  echo "pip has no PEFT or torchao for this Python: adapters and quantised weights are not tested" >&2
+	@touch $@
+
+$(FOR_DOCS): $(READY)
+	@$(PIP) --quiet 'mkdocs>=1.6,<2'
 	@touch $@

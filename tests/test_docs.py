@@ -1,15 +1,18 @@
-"""Documents: links have targets, options exist, README's commands and the pages' Python code run."""
+"""Documents: links have targets, options exist, README's commands and the pages' Python code run; the reference."""
 
 import os
 import re
+import runpy
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import fairseq
 import numpy as np
 import pytest
 
+from mega_fairseq import modules
 from mega_fairseq.cli.options import architectures, options_of, tasks
 from tests.helpers.commands import FORKS, ROOT, fresh
 from tests.helpers.forking import python, write_script
@@ -66,6 +69,29 @@ def options():
 def test_options_in_documents_exist(document, options):
     unknown = set(re.findall(r"(?<![\w-])--[a-z](?:[\w-]*\w)?", document.read_text())) - options
     assert not unknown, unknown
+
+
+# ------------------------------------------------------------------------------------------------ reference
+
+
+@pytest.fixture
+def reference():
+    return runpy.run_path(str(DOCS / "reference.py"))["reference"]
+
+
+@pytest.mark.parametrize(
+    "package", ["mega_runtime", *(f"mega_fairseq.{name}" for name in ("modules", "models", "tasks", "criterions"))]
+)
+def test_the_reference_has_every_public_class(package, reference):
+    names = {name for name, value in vars(import_module(package)).items() if isinstance(value, type)}
+    assert names
+    assert names <= set(re.findall("^## (.*)$", reference()[package], re.MULTILINE))
+
+
+def test_a_public_class_without_a_docstring_is_detected(reference, monkeypatch):
+    monkeypatch.setattr(modules.DampedEMA, "__doc__", None)
+    with pytest.raises(ValueError, match="no docstring: ## DampedEMA$"):
+        reference()
 
 
 # ------------------------------------------------------------------------------------------------ commands
