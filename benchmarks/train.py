@@ -9,6 +9,7 @@ the language models that quality_lm.py compares, with the memory of a step; smal
 translation models with each criterion, optimizer, number format and setting of memory.
 """
 
+import statistics
 import sys
 from functools import partial
 from pathlib import Path
@@ -123,20 +124,21 @@ def cost(table: Table, meter: Meter) -> Iterator[Row]:
 def updates(table: Table, meter: Meter) -> Iterator[Row]:
     """Training steps: tokens of one side per second, and peak MiB, by criterion, number format and memory"""
     (length,) = table.lengths
-    for name, kind in UPDATES.items():
-        found = {
-            model: meter.apart(whole, [*words, *kind.words], table, length, meter.repeats, keep=kind.keep)
-            for model, words in table.models.items()
-        }
-        yield name, {model: speed for model, (speed, _) in found.items()}
-        yield f"{name}: peak MiB", {model: mib for model, (_, mib) in found.items()}
+    found: Dict[str, Dict[str, List[Tuple[float, float]]]] = {name: {m: [] for m in table.models} for name in UPDATES}
+    for _ in range(1 if meter.quick else meter.repeats):
+        for name, kind in UPDATES.items():
+            for model, words in table.models.items():
+                found[name][model].append(meter.apart(whole, [*words, *kind.words], table, length, keep=kind.keep))
+    for name, of_models in found.items():
+        yield name, {model: statistics.median(speed for speed, _ in each) for model, each in of_models.items()}
+        yield f"{name}: peak MiB", {model: max(mib for _, mib in each) for model, each in of_models.items()}
 
 
-def whole(words: List[str], table: Table, length: int, repeats: int) -> Tuple[float, float]:
+def whole(words: List[str], table: Table, length: int) -> Tuple[float, float]:
     """Tokens per second of later updates, and peak MiB of the first above those before it."""
     on_cpu(words, table.types, length, length)()
     step = on_cpu(words, table.types, length, table.tokens)
-    peak, seconds = peak_mib(step), Meter(repeats=repeats).seconds({"": step}, warm_up=0)[""]
+    peak, seconds = peak_mib(step), Meter(repeats=2).seconds({"": step}, warm_up=0)[""]
     return table.tokens // length * length / seconds, peak
 
 
