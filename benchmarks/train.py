@@ -58,7 +58,7 @@ TABLES = {
     "base": Table(decode.TYPES, 2048, [34, 128, 512], BASE),
     "language": Table(BYTES, 2048, [512, 2048], OF_BYTES),
     "small updates": Table(3908, 4096, [128], SMALL),
-    "base updates": Table(decode.TYPES, 4096, [128], BASE),
+    "base updates": Table(decode.TYPES, 2048, [128], BASE),
     "mixers": Table(BYTES, 4096, [512], {name: quality_lm.MODELS[name] for name in quality_lm.COMPARED}),
 }
 
