@@ -108,8 +108,9 @@ def parser() -> argparse.ArgumentParser:
 def run_translate(args: argparse.Namespace) -> None:
     given = {name: getattr(args, name) for name in ("beam", "lenpen", "unkpen", "max_len_a", "max_len_b", "min_len")}
     options = {name: value for name, value in given.items() if value is not None}
-    buffer_size = args.buffer_size or (1 if args.input is None and sys.stdin.isatty() else 1000)
-    translator = Translator(args.folder, args.threads, args.batch_tokens, buffer_size, args.pieces, **options)
+    if args.buffer_size is None:
+        args.buffer_size = 1 if args.input is None and sys.stdin.isatty() else 1000
+    translator = Translator(args.folder, args.threads, args.batch_tokens, args.buffer_size, args.pieces, **options)
     if not 1 <= args.nbest <= translator.options.beam:
         raise ValueError(f"--nbest is {args.nbest}; give a number from 1 to --beam, {translator.options.beam}")
     if (args.paragraphs or args.documents) and (args.nbest > 1 or args.scores):

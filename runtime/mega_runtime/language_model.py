@@ -122,6 +122,8 @@ class LanguageModel:
         `top_p` as many as have this probability together; 0 and 1 leave all. The text ends after `max_tokens`, before
         one of the `stop` strings, or where a text of the training would.
         """
+        if "" in stop:
+            raise ValueError("a stop string is empty and would end any text at once; leave it out")
         given, written, shown = self.encode(text), [], 0
         ends = max(map(len, stop), default=0)
         for token in self.sample(given, max_tokens, temperature, top_k, top_p, seed):
@@ -143,9 +145,10 @@ class LanguageModel:
         self, tokens: Sequence[int], max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
     ) -> Iterator[int]:
         """Tokens that follow others, with eos at the end if the text ends."""
-        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+        if not (0 <= temperature < np.inf and min(top_k, max_tokens) >= 0 and 0 < top_p <= 1):
             raise ValueError(
-                f"temperature is {temperature}, top_k {top_k} and top_p {top_p}; give at least 0, 0 and a probability"
+                f"temperature is {temperature}, top_k {top_k}, max_tokens {max_tokens} and top_p {top_p}; give finite "
+                "numbers from 0, and for top_p a probability above 0"
             )
         self._check_length(len(tokens) + max_tokens)
         state, _ = self.reader.read(self.reader.start(), [self.special.eos, *tokens][:-1], [])

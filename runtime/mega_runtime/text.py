@@ -1,11 +1,13 @@
 """Text to the numbers of types, and back."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Any, List, NamedTuple, Sequence
 
 from mega_runtime.folder import Folder
 
+logger = logging.getLogger(__name__)
 SPACE = "\u2581"  # SentencePiece's
 
 
@@ -57,11 +59,20 @@ class Types:
     """The types of a dictionary, by number."""
 
     def __init__(self, types: Sequence[str], unk: int):
-        self.types, self.unk = list(types), unk
+        self.types, self.unk, self.warned = list(types), unk, False
         self.numbers = {name: number for number, name in enumerate(self.types)}
 
     def encode(self, types: Sequence[str]) -> List[int]:
-        return [self.numbers.get(name, self.unk) for name in types]
+        """Numbers of types, with a warning of the first text that is mostly unknown."""
+        numbers = [self.numbers.get(name, self.unk) for name in types]
+        unknown = numbers.count(self.unk)
+        if unknown and 2 * unknown >= len(numbers) and not self.warned:
+            self.warned = True
+            logger.warning(
+                f"{unknown:,} of {len(numbers):,} pieces of a text are unknown to the model, so the answer is a guess; "
+                "give text in the language of the training, and segmented text only if it was segmented"
+            )
+        return numbers
 
     def decode(self, numbers: Sequence[int]) -> List[str]:
         return [self.types[number] for number in numbers]

@@ -1,5 +1,6 @@
 """Language models continue texts: what is drawn, where it ends, and parts that together are the whole."""
 
+import math
 from itertools import zip_longest
 
 import numpy as np
@@ -65,10 +66,23 @@ def test_numbers_that_are_not_finite_are_refused():
         chosen(np.array([0.0, np.nan], np.float32), PAD, 1.0, 0, 1.0, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", -1.0), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", value) for value in (-1.0, math.nan, math.inf)),
+        *(("top_p", value) for value in (0.0, 1.1, math.nan)),
+        ("top_k", -1),
+        ("max_tokens", -1),
+    ],
+)
 def test_options_out_of_range_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} (is )?{value}"):
         language()[1].continue_text("w1", **{name: value})
+
+
+def test_a_stop_string_that_is_empty_is_refused():
+    with pytest.raises(ValueError, match="stop string is empty"):
+        language()[1].continue_text("w1", stop=[".", ""])
 
 
 # ------------------------------------------------------------------------------------------- a text
