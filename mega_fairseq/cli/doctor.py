@@ -47,7 +47,7 @@ def examine(checks: Any) -> Iterator[Tuple[str, str, str]]:
         except Limit as limit:
             mark, text = "note", str(limit)
         except (Exception, SystemExit) as error:  # a broken package may raise anything
-            mark, text = "no" if needed else "note", textwrap.shorten(f"{type(error).__name__}: {error}", 140)
+            mark, text = "no" if needed else "note", textwrap.shorten(f"{type(error).__name__}: {error}", 300)
             text = f"{text}; {remedy}"
         yield mark, name, text
         if mark == "no":

@@ -105,6 +105,19 @@ def test_a_broken_or_missing_package_ends_the_checks_with_a_remedy(torch, text, 
     assert text in last[1][1]
 
 
+def test_a_reason_of_usual_length_is_not_cut():
+    reason = (
+        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from "
+        "http://www.nvidia.com/Download/index.aspx"
+    )
+
+    def look():
+        raise RuntimeError(reason)
+
+    ((_, _, text),) = doctor.examine([("GPU", False, look, "train small models on the CPU")])
+    assert text == f"RuntimeError: {reason}; train small models on the CPU"
+
+
 OLD = "no" if doctor.NEW else "ok"
 
 
