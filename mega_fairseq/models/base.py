@@ -2,11 +2,14 @@
 
 import os
 from argparse import Namespace
+from dataclasses import fields
 from functools import cached_property
+from inspect import signature
 from typing import Any, Dict, Iterable, List, Tuple, Type, Union
 
 from fairseq import hub_utils
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor
@@ -83,11 +86,22 @@ class MegaModel(BaseFairseqModel):
 
 
 class MegaHub(hub_utils.GeneratorHubInterface):
-    """fairseq's interface, which also checks the size of the beam and translates documents."""
+    """fairseq's interface, which also checks options, leaves blank sentences blank and translates documents."""
 
     def generate(self, tokenized_sentences: Any, beam: int = 5, *args: Any, **kwargs: Any) -> Any:
         check_positive(beam=beam)
+        known = {f.name for f in fields(GenerationConfig)} | signature(super().generate).parameters.keys()
+        for name in kwargs.keys() - known:
+            raise ValueError(f"generate has no option {name!r}; give those of fairseq-generate, such as max_len_b")
         return super().generate(tokenized_sentences, beam, *args, **kwargs)
+
+    def translate(self, sentences: Any, beam: int = 5, verbose: bool = False, **options: Any) -> Any:
+        """Translates sentences, or one. Blank ones stay blank, for which a search would invent translations."""
+        if isinstance(sentences, str):
+            return self.translate([sentences], beam, verbose, **options)[0]
+        filled = [sentence for sentence in sentences if sentence.strip()]
+        found = iter(super().translate(filled, beam, verbose, **options) if filled else ())
+        return [next(found) if sentence.strip() else "" for sentence in sentences]
 
     def translate_documents(self, documents: Iterable[Iterable[str]], beam: int = 5, **options: Any) -> List[List[str]]:
         """Translates documents of any length, by windows as in tests; each has as many lines as before.

@@ -142,5 +142,7 @@ def test_from_pretrained_refuses_an_option_that_it_would_ignore(trained):
     assert (hub.cfg.model.dropout, hub.cfg.generation.beam) == (0.3, 3)  # fairseq 0.12.2 ignores generation_args
     with pytest.raises(ValueError, match="beam is 0"):
         hub.sample("a b", beam=0)
+    with pytest.raises(ValueError, match="generate has no option 'max_new_tokens'; give .* max_len_b"):
+        hub.sample("a b", max_new_tokens=3)
     with pytest.raises(ValueError, match="^from_pretrained has 'decoder_chunck_size', .* 'decoder_chunk_size'"):
         model.from_pretrained(*where, decoder_chunck_size=8)

@@ -270,5 +270,7 @@ def test_from_pretrained_translates_a_list_like_its_single_sentences(corpus, tra
     how = {"beam": 4, "max_len_a": 0, "max_len_b": 30}
     together = hub.translate(joined, **how)
     assert together == [hub.translate(sentence, **how) for sentence in joined]
+    assert hub.translate(["", joined[0], " "], **how) == ["", together[0], ""]
+    assert hub.translate("", **how) == ""
     generated = generate("--batch-size=64", "--remove-bpe", path=trained.folder / "checkpoint_best.pt")
     assert together == texts(generated)
