@@ -1,9 +1,9 @@
 """The common base of all Mega models."""
 
 import os
-from argparse import Namespace
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from typing import Any, Dict, Iterable, List, Tuple, Type, Union
 
@@ -15,10 +15,12 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from mega_fairseq.documents import split_window
-from mega_fairseq.fairseq_options import all_options, check_ranges
+from mega_fairseq.fairseq_options import all_options, check_ranges, typed
 from mega_fairseq.models.options import check_unused
 from mega_fairseq.models.same_model import check_names, check_overrides
 from mega_fairseq.modules.config import check_positive
+
+WITHOUT_SIDE = {"chunk_size", "token_mixer", "token_shift"}  # as options of one side are often given
 
 
 class MegaModel(BaseFairseqModel):
@@ -40,6 +42,14 @@ class MegaModel(BaseFairseqModel):
         """Sets the mode of all modules; fairseq does so twice in each update, mostly without a change."""
         changes = any(module.training != mode for module in self.modules())
         return super().train(mode) if changes else self
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Adds the options to a command line; a name without a side is refused with those of each side."""
+        super().add_args(parser)
+        for name in WITHOUT_SIDE.difference(f.name for f in fields(cls.OPTIONS)):
+            named = " or ".join(typed(f"{side}_{name}") for side in cls.STACKS)
+            parser.add_argument(typed(name), type=partial(_refuse, named), default=SUPPRESS, help=SUPPRESS)
 
     @classmethod
     def check_options(cls, cfg: FairseqDataclass, task: FairseqTask) -> None:
@@ -83,6 +93,10 @@ class MegaModel(BaseFairseqModel):
     def interface(cls, cfg: Any, task: FairseqTask, models: List[BaseFairseqModel]) -> hub_utils.GeneratorHubInterface:
         """What `from_pretrained` returns."""
         return MegaHub(cfg, task, models)
+
+
+def _refuse(named: str, value: str) -> None:
+    raise ArgumentTypeError(f"give {named}")
 
 
 class MegaHub(hub_utils.GeneratorHubInterface):

@@ -220,6 +220,21 @@ def test_options_of_an_invalid_model_are_refused(no_data, words, said):
     assert_refused([*base, *words], no_data, said)
 
 
+@pytest.mark.parametrize(
+    ("base", "word", "said"),
+    [
+        (LANGUAGE_MODEL, "--token-shift=1", "--token-shift: give --decoder-token-shift\n"),
+        (TRANSLATION, "--chunk-size=8", "--chunk-size: give --encoder-chunk-size or --decoder-chunk-size\n"),
+        (TRANSLATION, "--token-mixer=gau", "--token-mixer: give --encoder-token-mixer or --decoder-token-mixer\n"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_option_without_a_side_names_those_of_each_side(no_data, base, word, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        set_up([no_data, *base, word])
+    assert capsys.readouterr().err.endswith(said)
+
+
 HEADS, TABLES, NO_CHUNK = "--{}-attention-heads=5", "--{}-chunk-size=8", "--{}-chunk-size is -1"
 
 
