@@ -5,18 +5,25 @@ import importlib
 import io
 import os
 import sys
-from typing import Any, Optional, Sequence
+from typing import Any, NoReturn, Optional, Sequence
 
 import mega_fairseq
 from mega_fairseq.cli import UserError, is_for_user
 from mega_fairseq.cli.output import quiet_logging
 from mega_fairseq.documents import SEPARATOR
 
+# Symbolic links are kept: fairseq compares this path with the package's own as text.
+USER_DIR = os.path.abspath(mega_fairseq.__path__[0])
+OF_FAIRSEQ = ("train", "validate", "generate", "interactive", "eval-lm")
+
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run one subcommand and return its exit code; errors for the user are printed on stderr."""
+    words = sys.argv[1:] if arguments is None else [*arguments]
+    if words and words[0] in OF_FAIRSEQ:
+        run_fairseq(*words)
     open_streams()
-    args = parser().parse_args(arguments)
+    args = parser().parse_args(words)
     try:
         args.run(args)
         sys.stdout.flush()
@@ -157,6 +164,9 @@ def parser() -> argparse.ArgumentParser:
     )
     classify.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
+    for name in OF_FAIRSEQ:
+        add(name, f"run fairseq-{name} with this plugin, so without --user-dir")
+
     export = add("export", "write a trained model as a folder that mega_runtime runs without PyTorch and fairseq")
     export.add_argument("checkpoint", metavar="CHECKPOINT", help="a Mega model that fairseq-train or convert wrote")
     export.add_argument("folder", metavar="FOLDER", help="a new folder")
@@ -226,5 +236,10 @@ def run_module(args: argparse.Namespace) -> None:
 
 
 def print_user_dir(args: argparse.Namespace) -> None:
-    # Symbolic links are kept: fairseq compares this path with the package's own as text.
-    print(os.path.abspath(mega_fairseq.__path__[0]))
+    print(USER_DIR)
+
+
+def run_fairseq(command: str, *words: str) -> NoReturn:
+    """Become a command of fairseq: its output, exit code and signals, and the processes that it starts, are its own."""
+    module = f"fairseq_cli.{command.replace('-', '_')}"
+    os.execv(sys.executable, [sys.executable, "-m", module, "--user-dir", USER_DIR, *words])

@@ -57,6 +57,14 @@ def test_user_dir_prints_the_package_folder_without_importing_torch():
 
 
 @pytest.mark.slow
+def test_a_command_of_fairseq_runs_with_the_plugin_and_keeps_its_exit_code(tmp_path):
+    words = ["--task=mega_language_modeling", "--arch=mega_lm_small", "--max-tokens=9", "--save-dir", tmp_path]
+    for given, code, end in (([tmp_path, *words], 1, f"{tmp_path}/dict.txt"), (words, 2, "are required: data")):
+        found, said = Running("mega-fairseq", "train", *given).wait()
+        assert (found, end in said.splitlines()[-1]) == (code, True), said
+
+
+@pytest.mark.slow
 def test_output_that_a_full_disk_cuts_is_an_error(tmp_path):
     (tmp_path / "out").touch()
     fault = partial(write_to, tmp_path / "out")
