@@ -138,7 +138,11 @@ def classified_lines(classifier: Classifier, lines: Iterator[bytes], batch_size:
                 parsed = _parsed(classifier, re.sub(rb"\r?\n?\Z", b"", line))  # as in files
                 examples = classifier.examples([parsed])
                 cut += any(one.cut for one in examples.inputs)
-                other += classifier.task.count_other_lengths(examples)
+                differs = classifier.task.count_other_lengths(examples)
+                if differs and not other:  # before its result
+                    usual = f"{classifier.task.length:,} numbers as in the training"
+                    print(f"line {number} does not have {usual}, so its class is a guess", file=sys.stderr)
+                other += differs
                 inputs.append(parsed)
             except ValueError as error:
                 if not is_for_user(error):
