@@ -1,11 +1,12 @@
 """A bidirectional Mega encoder with fairseq's interface."""
 
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
 
+from mega_fairseq.data.words import check_words
 from mega_fairseq.fairseq_options import UNBOUNDED
 from mega_fairseq.models.encoder_out import EncoderOut, encoder_out
 from mega_fairseq.models.options import StackOptions
@@ -57,6 +58,11 @@ class MegaEncoder(Stack, FairseqEncoder):
         encoded = self.encode(src_tokens, padding, return_all_hiddens)
         states = [encoded.with_pads(_zero_at_pads(x, encoded.align)) for x in encoded.states]
         return encoder_out(encoded.with_pads(encoded.x), src_tokens, padding, encoded.align, states)
+
+    def forward_torchscript(self, net_input: Dict[str, Tensor]) -> EncoderOut:
+        """`forward` for a search, by fairseq's name, with a warning of sources that the model cannot read."""
+        check_words(net_input["src_tokens"], self.dictionary, can_be_blank=False)
+        return super().forward_torchscript(net_input)
 
     def encode(
         self,

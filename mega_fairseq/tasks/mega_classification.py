@@ -17,6 +17,7 @@ from mega_fairseq.data.classification.examples import ExampleDataset, Shortened
 from mega_fairseq.data.classification.inputs import Inputs, Scaling, byte_dictionary, tokens_of_bytes
 from mega_fairseq.data.classification.labels import class_numbers
 from mega_fairseq.data.classification.layouts import KINDS, DataFolder, NoData, open_folder
+from mega_fairseq.data.words import check_words
 from mega_fairseq.fairseq_options import option, option_of_command
 
 logger = logging.getLogger(__name__)
@@ -236,6 +237,7 @@ class MegaClassificationTask(FairseqTask):
             raise ValueError(f"{name} has the word {self.dictionary[self.dictionary.pad()]}; remove it")
         if len(x) == 1:  # eos
             raise ValueError(f"{name} is empty; leave it out")
+        check_words(x[None], self.dictionary)
         return x
 
     def max_positions(self) -> None:

@@ -25,6 +25,7 @@ from mega_fairseq.data.batches import TextDataset, beginning
 from mega_fairseq.data.corpus import DOCUMENTS, Corpus
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset, parse_valid_block, stream_bounds
+from mega_fairseq.data.words import check_words
 from mega_fairseq.fairseq_options import check_ranges, option, typed
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 from mega_fairseq.tasks.continuation import continue_texts
@@ -312,6 +313,7 @@ class MegaLanguageModelingTask(FairseqTask):
         if constraints is not None:
             raise ValueError("--constraints is for translation; leave it out")
         eos, pad, sources = self.dictionary.eos(), self.dictionary.pad(), sample["net_input"]["src_tokens"]
+        check_words(sources, self.dictionary)
         if isinstance(generator, SequenceScorer) and "target" not in sample:  # fairseq-interactive passes only sources
             target = torch.nn.functional.pad(sources[:, 1:], (0, 1), value=pad)
             sample = {**sample, "target": target, "net_input": {**sample["net_input"], "target": target}}

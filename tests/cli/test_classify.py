@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mega_fairseq.cli.classify import Scores, load, saliency
+from mega_fairseq.data.words import warn_once
 from tests.helpers.classifiers import LABELS, OPTIONS
 from tests.helpers.commands import records, refused_by
 
@@ -169,6 +170,14 @@ def test_text_and_dictionaries_that_cannot_be_read_are_refused_in_one_sentence(c
     for place, word in (("label", "names"), ("input0", "types")):
         (tmp_path / f"data/{place}/dict.txt").write_text(f"{word}\n")
         refused_by("classify", classify(trained.last, tmp_path / "data"), f"data/{place}/dict.txt")
+
+
+def test_text_that_the_model_cannot_read_gives_a_warning(classifiers, classify, caplog):
+    warn_once.cache_clear()
+    first, _ = lines_of(classifiers("tokens")).split(b"\n", 1)
+    assert classify(classifiers("tokens").last, "-", typed=first + b"\nForeign words\nOther words\n")[0] == 0
+    (message,) = caplog.messages
+    assert message.startswith("most words of an input are unknown (<unk>), ")
 
 
 def test_the_lines_before_a_bad_one_are_classified(classifiers, classify):

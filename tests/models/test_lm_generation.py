@@ -120,6 +120,10 @@ def test_typed_texts_that_cannot_be_continued_are_refused(trained, typed, said, 
     assert said in failure("interactive", trained.data, *words)
 
 
+def test_text_that_the_model_cannot_read_gives_a_warning(interact):
+    assert "most words of an input are unknown (<unk>), " in interact(["", "b Foreign words"])
+
+
 def test_the_hub_samples_and_scores_like_fairseqs_commands(trained, interact, word_scores, documents):
     full = {number: " ".join(document) for number, document in enumerate(documents[:7]) if document}
     hub = MegaLanguageModel.from_pretrained(str(trained.folder), "checkpoint_last.pt", str(trained.data))

@@ -214,6 +214,16 @@ def test_fairseq_interactive_gives_the_translations_of_fairseq_generate(interact
     assert_same_translations(interact(sources, "--buffer-size=16", "--batch-size=5"), generate("--batch-size=64"))
 
 
+@pytest.mark.parametrize(
+    ("inputs", "warned"),
+    [(["ba Foreign words", "ko bar"], "most words of an input"), (["ba", ""], "an input is blank")],
+)
+def test_sources_that_the_model_cannot_read_give_one_warning(interact, inputs, warned):
+    said = interact([*inputs, *inputs, "ba ko da"])
+    assert said.count("a guess") == 1
+    assert warned in said
+
+
 def test_constraints_are_met_in_any_batch(interact, sources):
     asked = [f"{source}\tko@@ pu\tda" for source in sources[:9]]
     options = ["--constraints=ordered", "--beam=8", "--buffer-size=9"]
