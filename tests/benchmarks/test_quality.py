@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import models, quality_classify, quality_documents, quality_lm, quality_translation, runs
+from benchmarks import models, quality_classify, quality_documents, quality_lm, quality_translation, recall, runs
 from tests.helpers.forking import benchmark, python
 from tests.helpers.recipes import small_bible
 
@@ -154,3 +154,100 @@ def test_figures_show_each_model_at_its_best_rate(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "draw", lambda panels, path: drawn.extend(panels))
     quality_translation.Translation().plot(tmp_path / "quality.json")
     assert [(panel.title, panel.lines) for panel in drawn] == [("short", {"mega": [[1, 9.0], [2, 1.5]]})]
+
+
+def looked_up(inputs, places):
+    """Scores that are right for recall: the symbol behind the first place of the key."""
+    keys = inputs.gather(1, places)
+    first = (inputs.unsqueeze(1) == keys.unsqueeze(2)).int().argmax(2)
+    return torch.nn.functional.one_hot(inputs.gather(1, first + 1), recall.SYMBOLS).float()
+
+
+@pytest.mark.parametrize("pairs", [4, 8])
+def test_recall_asks_for_the_values_of_all_keys_and_never_shows_an_answer(pairs):
+    data = inputs, places, answers = recall.made(pairs, 16 * pairs, 500, seed=1)
+    keys, values, half = inputs[:, 0 : 2 * pairs : 2], inputs[:, 1 : 2 * pairs : 2], recall.SYMBOLS // 2
+    assert keys.min() > 0
+    assert keys.max() < half <= values.min()
+    assert all(len(set(row)) == pairs for symbols in (keys, values, places) for row in symbols.tolist())
+    assert places.min() >= 2 * pairs
+    assert torch.equal(inputs.gather(1, places), keys)
+    assert torch.equal(answers, values)
+    rest = inputs[:, 2 * pairs :].scatter(1, places - 2 * pairs, 0)
+    assert rest.count_nonzero() == 0  # so that an answer is seen in its pair only
+    gaps = places[:, 0].sub(2 * pairs).div(2).long().bincount() / 500  # a power law: 1 / (1 + gap), nearly
+    assert gaps[0] == pytest.approx(2 * gaps[1], rel=0.5)
+    assert gaps[0] > 4 * gaps[8:].max()
+    again, other = (recall.made(pairs, 16 * pairs, 500, seed) for seed in (1, 2))
+    assert all(map(torch.equal, data, again))
+    assert not torch.equal(inputs, other[0])
+    everywhere = {"all": 1.0, "near": 1.0, "far": 1.0}
+    assert recall.accuracy(looked_up, data, recall.CHUNK) == everywhere
+
+
+def test_accuracy_of_recall_is_that_of_the_guess():
+    data = recall.made(4, 64, 500, seed=1)
+
+    def guess(inputs, places):
+        return torch.randn(*places.shape, recall.SYMBOLS, generator=torch.Generator().manual_seed(2))
+
+    def right_if_near(inputs, places):
+        return looked_up(inputs, places) * (places < recall.CHUNK).unsqueeze(2)
+
+    def one_of_the_values(inputs, places):  # the first, for all queries
+        return torch.nn.functional.one_hot(inputs[:, 1:2].expand_as(places), recall.SYMBOLS).float()
+
+    assert recall.accuracy(guess, data, recall.CHUNK)["all"] < 0.01
+    assert recall.accuracy(one_of_the_values, data, recall.CHUNK)["all"] == 0.25
+    found, near = recall.accuracy(right_if_near, data, recall.CHUNK), (data[1] < recall.CHUNK).float().mean().item()
+    assert found == {"all": pytest.approx(near), "near": 1.0, "far": 0.0}
+
+
+def test_parity_counts_ones_up_to_each_place():
+    inputs, places, answers = recall.made(0, 40, 50, seed=1)
+    assert set(inputs.flatten().tolist()) == {0, 1}
+    for row in range(50):
+        assert places[row].tolist() == list(range(2, 40))
+        assert answers[row].tolist() == [2 + sum(inputs[row, : place + 1].tolist()) % 2 for place in range(2, 40)]
+
+
+@pytest.mark.parametrize("contender", recall.CHOICES["model"])
+def test_models_of_recall_answer_from_the_past_alone(contender):
+    torch.manual_seed(1)
+    model, (inputs, places, _) = recall.Model(contender, 64, recall.SYMBOLS, 64), recall.made(4, 64, 2, seed=1)
+    query = places[:, :1]
+    changed = torch.where(torch.arange(64) > query, 5, inputs)
+    torch.testing.assert_close(model(inputs, query), model(changed, query))
+    assert model(inputs, query).shape == (2, 1, recall.SYMBOLS)
+
+
+@pytest.mark.slow
+def test_recall_is_trained_resumed_and_put_in_a_table(tmp_path, monkeypatch):
+    out = tmp_path / "recall.json"
+    words = [out, "--quick", "--task=recall-64,parity", "--model=ema", "--width=64", "--seed=1"]
+    said = benchmark("recall.py", *words, "--lr=1e-3,1e-2", "--epochs=1")
+    rows = json.loads(out.read_text())
+    assert len(rows) == 4
+    for row in rows.values():
+        assert row["updates"] == 2
+        assert all(0 <= row[places] <= 1 for places in recall.PLACES)
+    assert said.count("| recall-64 | 64 | 1 | ema | ") == 1
+    assert said.count(" of 2: loss ") == 4
+    again = benchmark("recall.py", *words, "--lr=1e-3,1e-2", "--epochs=1")  # done before
+    assert again.strip() == said[said.index("| task") :].strip()
+    assert list(tmp_path.iterdir()) == [out]
+
+    run = {"task": "recall-64", "model": "ema", "width": "64", "lr": "1e-2", "seed": "1", "epochs": 2, **recall.QUICK}
+    whole = recall.trained("", run, tmp_path / "none.pt")
+    monkeypatch.setattr(recall, "SAVED", 0)  # after each update
+    interrupted = tmp_path / "interrupted.pt"
+    monkeypatch.setattr(recall, "accuracy", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        recall.trained("", {**run}, interrupted)
+    monkeypatch.undo()
+    resumed = recall.trained("", run, interrupted)
+    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
+
+
+def stopped(*_):
+    raise KeyboardInterrupt
