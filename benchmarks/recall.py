@@ -2,17 +2,18 @@
 
     python benchmarks/recall.py OUT.json --task recall-64 --width 64 --lr 1e-3,3e-3,1e-2 --seed 1
     python benchmarks/recall.py OUT.json --task parity --width 128
-    python benchmarks/recall.py OUT.json --table              only prints the table
 
 Runs in OUT.json are not repeated, interrupted ones continue; one process at a time may write a file. `recall-64` and
 `recall-128` are multi-query associative recall with the data of figure 2 in Arora et al. (2023), *Zoology*: 64 or 128
 symbols, out of 8,192, begin with 4 or 8 pairs of a key and a value. Each key comes once more, by a power law soon
-rather than late; there the model must name its value. All else is the symbol 0. `parity` asks after each bit whether
-the number of ones is odd, at lengths 3 to 40 in training and 3 to 256 in the test. The first 32 (40) places are near.
+rather than late; there the model must name its value. All else is the symbol 0. Early pairs are asked for sooner: the
+place alone tells 29% (16%) of the answers. `parity` asks after each bit, at lengths 3 to 40 in training and 3 to 256 in
+the test, whether the number of ones is odd.
 
 As in *Zoology*, a model is an embedding, mixers with norms and residual connections, a norm, and the embedding again,
 without feed-forward layers; AdamW has a cosine schedule without warm-up; runs end when 99% of the test is right. Unlike
-there, all have two layers, nothing is dropped, batches are 64 sequences, not 512, and --epochs are fewer than 64.
+there, all have two layers, nothing is dropped, batches are 64 sequences, not 512, and --epochs are fewer than 64. An
+epoch of recall-64 takes 2 to 5 minutes; attention solves it in 1.7 of 4 epochs, with a learning rate of 3e-3.
 """
 
 import argparse
@@ -40,7 +41,7 @@ SYMBOLS, PAIRS = 8192, {"recall-64": 4, "recall-128": 8, "parity": 0}
 POWER = 0.01  # of the law by which keys come again: Zoology's power_a
 BUDGET, QUICK = {"examples": 100_000, "tests": 3000, "batch": 64}, {"examples": 128, "tests": 32, "batch": 64}
 SOLVED, TESTED, SAVED = 0.99, 200, 60  # updates between tests, seconds between checkpoints
-TITLES, PLACES = ("task", "width", "epochs", "model"), ("all", "near", "far")
+TITLES, PLACES = ("task", "width", "epochs", "model"), ("all", "near", "far")  # far: from place 32 on, parity 40
 
 
 def contenders(width: int, longest: int) -> Dict[str, Optional[m.MixerConfig]]:
@@ -70,7 +71,7 @@ def made(pairs: int, length: int, examples: int, seed: int) -> Tuple[Tensor, Ten
     if not pairs:  # parity; the answers, 2 (even) and 3 (odd), are no bits
         bits = torch.randint(2, (examples, length), generator=random)
         return bits, torch.arange(2, length).expand(examples, -1), 2 + bits.cumsum(1)[:, 2:] % 2
-    half, start = SYMBOLS // 2, 2 * pairs
+    half, start = SYMBOLS // 2, 2 * pairs  # keys are 1 to half - 1, values half to SYMBOLS - 1
     keys = torch.stack([torch.randperm(half - 1, generator=random)[:pairs] + 1 for _ in range(examples)])
     values = torch.stack([torch.randperm(half, generator=random)[:pairs] + half for _ in range(examples)])
     inputs = F.pad(torch.stack([keys, values], -1).flatten(1), (0, length - start))
@@ -114,10 +115,9 @@ class Model(nn.Module):
 
 @torch.no_grad()
 def accuracy(model: Callable[[Tensor, Tensor], Tensor], data: Sequence[Tensor], border: int) -> Dict[str, float]:
-    """The share of right answers by PLACES."""
-    inputs, places, answers = data
-    found = torch.cat([model(*part).argmax(-1) for part in zip(inputs.split(250), places.split(250))])
-    right, far = found == answers, places >= border
+    """The share of right answers to `made` questions, by PLACES."""
+    found = torch.cat([model(*part).argmax(-1) for part in zip(data[0].split(250), data[1].split(250))])
+    right, far = found == data[2], data[1] >= border
     return {name: right[which].float().mean().item() for name, which in zip(PLACES, (far | ~far, ~far, far))}
 
 
