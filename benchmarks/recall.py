@@ -53,7 +53,7 @@ def contenders(width: int, longest: int) -> Dict[str, Optional[m.MixerConfig]]:
         "mega": m.GatedAttentionConfig(**single, position_bias="rotary"),
         "mega-chunk": m.GatedAttentionConfig(**single, position_bias="rotary", chunk_size=CHUNK),
         "ema": None,  # Mega's layer without attention
-        "megalodon": m.MIXERS["megalodon"](**single),
+        "megalodon": m.MegalodonConfig(**single),
         "attention-chunk": m.AttentionConfig(**shared, heads=1, rotary_dims=32, chunk_size=CHUNK),
         "gmlp": m.GatedMLPConfig(**tables, alpha=True, beta=True),
         "flash": m.FlashConfig(**single, position_bias="rope", chunk_size=CHUNK),
