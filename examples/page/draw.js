@@ -1,10 +1,8 @@
 // The panel that recognises a digit of 8 x 8 fields, drawn with the pointer or the keyboard.
 
 import { Panel } from "./panel.js";
+import { enlarged, ink, MOST, SIDE } from "./pen.js";
 
-const SIDE = 8;
-const MOST = 255; // a black field
-const PEN = 0.95; // fields from the pen at which it leaves no more ink
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 export class Draw extends Panel {
@@ -17,12 +15,12 @@ export class Draw extends Panel {
         this.form.clear.onclick = () => this.clear();
         this.canvas.onpointerdown = (event) => {
             this.canvas.setPointerCapture(event.pointerId);
+            this.strokes.push([]);
             this.stroke(event);
         };
         this.canvas.onpointermove = (event) => {
             if (event.buttons > 0) this.stroke(event);
         };
-        this.canvas.onpointerup = () => (this.before = null);
         this.canvas.onkeydown = (event) => this.pressed(event);
         this.canvas.onfocus = this.canvas.onblur = () => this.show();
         matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
@@ -43,13 +41,14 @@ export class Draw extends Panel {
     }
 
     example(drawn) {
+        this.strokes = [];
         this.fields = Array.from(drawn.replaceAll(" ", ""), (sign) => (sign === "#" ? MOST : 0));
         this.run();
     }
 
     clear() {
         this.fields = Array(SIDE * SIDE).fill(0);
-        this.before = null; // where the pen was
+        this.strokes = []; // of the pen: the points of each
         this.show();
         this.runner.stop();
         this.say("");
@@ -60,9 +59,9 @@ export class Draw extends Panel {
         }
     }
 
-    async run() {
+    async run(fields = this.fields) {
         this.show();
-        await this.request(this.fields, {}, ({ probabilities }) => {
+        await this.request(fields, {}, ({ probabilities }) => {
             const best = Object.keys(probabilities).reduce((a, b) => (probabilities[b] > probabilities[a] ? b : a));
             for (const { label, row, meter, percent } of this.meters) {
                 meter.value = probabilities[label];
@@ -75,21 +74,12 @@ export class Draw extends Panel {
 
     // ---------------------------------------------------------------------------------------- drawing
 
-    /** Ink on the fields near the way of the pen: the nearer, the more. */
+    /** The drawing is shown where it is, and recognised as large as the digits of the training. */
     stroke(event) {
         const size = this.canvas.clientWidth / SIDE;
-        const to = { x: event.offsetX / size, y: event.offsetY / size };
-        const from = this.before ?? to;
-        const steps = Math.ceil(Math.hypot(to.x - from.x, to.y - from.y) * 4) + 1;
-        for (let step = 1; step <= steps; step++) {
-            const [x, y] = ["x", "y"].map((axis) => from[axis] + ((to[axis] - from[axis]) * step) / steps);
-            this.fields = this.fields.map((ink, n) => {
-                const away = Math.hypot((n % SIDE) + 0.5 - x, Math.floor(n / SIDE) + 0.5 - y);
-                return Math.max(ink, Math.round(MOST * Math.min(1, Math.max(0, 1.5 * (PEN - away)))));
-            });
-        }
-        this.before = to;
-        this.run();
+        this.strokes.at(-1).push({ x: event.offsetX / size, y: event.offsetY / size });
+        this.fields = ink(this.strokes);
+        this.run(ink(enlarged(this.strokes)));
     }
 
     pressed(event) {
@@ -100,6 +90,7 @@ export class Draw extends Panel {
         } else if (event.key === " ") {
             const place = this.cursor[1] * SIDE + this.cursor[0];
             this.fields = this.fields.map((ink, n) => (n === place ? (ink > 0 ? 0 : MOST) : ink));
+            this.strokes = [];
             this.run();
         } else {
             return;

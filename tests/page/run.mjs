@@ -36,6 +36,12 @@ const TASKS = {
         return { hypotheses: scored(search.hypotheses()), settled };
     },
 
+    /** Fields of ink, of a drawing as it is and as it is recognised. */
+    async pen({ strokes }) {
+        const { ink, enlarged } = await module("pen");
+        return [ink(strokes), ink(enlarged(strokes))];
+    },
+
     async pieces({ model, texts }) {
         const { Pieces } = await module("pieces");
         const pieces = new Pieces(await read(model));
