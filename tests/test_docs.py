@@ -123,14 +123,14 @@ def place(tmp_path_factory):
         (place / f"corpus/{split}.en").write_text("".join(f"{line}\n" for line in part))
         (place / f"corpus/{split}.de").write_text("".join(f"{' '.join(line.split()[::-1])}\n" for line in part))
     (place / "bin").mkdir()
-    tools = ("preprocess", "train", "generate", "interactive", "eval-lm")
-    modules = {f"fairseq-{tool}": f"fairseq_cli.{tool}" for tool in tools}
-    modules.update({"mega-fairseq": "mega_fairseq.cli", "mega-runtime": "mega_runtime", "sacrebleu": "sacrebleu"})
-    for command, module in modules.items():
-        script = f'exec "$PYTHON" -m {module.replace("-", "_")} "$@"'
-        if command == "fairseq-train":
+    programs = {"fairseq-preprocess": "fairseq_cli.preprocess", "sacrebleu": "sacrebleu"}
+    programs.update({"mega-fairseq": "mega_fairseq.cli", "mega-runtime": "mega_runtime"})
+    for command, module in programs.items():
+        script = f'exec "$PYTHON" -m {module} "$@"'
+        if command == "mega-fairseq":
             layers = "--encoder-layers 1 --decoder-layers 1"
-            script = f'case "$*" in *mega_transformer*) set -- "$@" {layers} ;; esac\n{script} {SMALL}'
+            small = f'case "$*" in *mega_transformer*) set -- "$@" {layers} ;; esac; set -- "$@" {SMALL}'
+            script = f'case "$1" in train) {small} ;; esac\n{script}'
         write_script(place / "bin" / command, script)
     (place / "bin/python").symlink_to(python())
     return place
