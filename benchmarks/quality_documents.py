@@ -6,8 +6,9 @@
     python benchmarks/quality_documents.py DATA OUT --collect docs/quality_documents.json
     python benchmarks/quality_documents.py --plot docs/quality_documents.json
 
-Tasks: `lines` trains on single lines, `mixed` on them and windows of documents, and `continued` on both from the
-weights of the run on `lines` with the same model, rate and seed. The average of the last five checkpoints
+Tasks: `lines` trains on single lines, `mixed` on them and windows of documents, `continued` on both from the weights of
+the run on `lines` with the same model, rate and seed, and `pretrained` on both from pretrained/bible-en-de, which is
+mega-sentence and has been trained for longer. The average of the last five checkpoints
 translates the test set as lines and, but for `lines`, in windows of several lengths. Half of the training documents
 contain lines that test recall: a code that the source has told some lines before, and a word that the target has
 chosen between two. Both are scored with the reference before the answer.
@@ -28,7 +29,7 @@ from fairseq import checkpoint_utils
 from torch import Tensor
 
 from benchmarks.quality_translation import MODELS, Translation, averaged
-from benchmarks.runs import WITH_PLUGIN, Run, fairseq, output
+from benchmarks.runs import PLUGIN, WITH_PLUGIN, Run, fairseq, output
 from mega_fairseq.cli.documents.metrics import measure
 from mega_fairseq.documents import SEPARATOR, document_borders, read_lines
 
@@ -42,7 +43,8 @@ SYSTEMS = {
     "mega-sentence": [*MEGA, "--cross-attention-positions=sentence"],
     "transformer": MODELS["transformer"],
 }
-TASKS = {"lines": "1", "continued": "0.25", "mixed": "0.25"}  # --single-lines
+TASKS = {"lines": "1", "continued": "0.25", "mixed": "0.25", "pretrained": "0.25"}  # --single-lines
+PRETRAINED = PLUGIN.parent / "pretrained/bible-en-de/checkpoint.pt"
 RECIPE = [
     *["--task=mega_document_translation", "--source-lang=en", "--target-lang=de", "--share-all-embeddings"],
     *["--window-tokens=1024", "--max-source-positions=4096", "--max-target-positions=4096", "--max-tokens=4096"],
@@ -149,10 +151,11 @@ class Documents(Translation):
     def training(self, run: Run, updates: int) -> List[str]:
         recipe = [word.format(often=min(100, updates), seldom=min(250, updates)) for word in RECIPE]
         recipe += [f"--single-lines={TASKS[run.task]}", f"--lr={run.lr}", f"--max-update={updates}"]
-        if run.task == "continued":  # near the rate at which the run on lines ends
-            model = run.model.replace("-sentence", "")  # single lines do not differ
-            lines = run.folder.with_name(f"lines-{model}-{run.lr}-{run.seed}") / "checkpoint_last.pt"
-            recipe += [f"--finetune-from-model={lines}", f"--lr={float(run.lr) / 2}", "--warmup-updates=50"]
+        model = run.model.replace("-sentence", "")  # single lines do not differ
+        lines = run.folder.with_name(f"lines-{model}-{run.lr}-{run.seed}") / "checkpoint_last.pt"
+        begin = {"continued": lines, "pretrained": PRETRAINED}.get(run.task)
+        if begin:  # near the rate at which the run on lines ends
+            recipe += [f"--finetune-from-model={begin}", f"--lr={float(run.lr) / 2}", "--warmup-updates=50"]
         return [str(run.data.parent / "documents/bin"), *SYSTEMS[run.model], *recipe, "--bf16"]
 
     def scores(self, run: Run) -> Dict[str, float]:
