@@ -178,6 +178,19 @@ def test_readme_commands_continue_a_text(evaluated, place):
 
 
 @pytest.mark.slow
+def test_documented_commands_compare_mixers(evaluated, place):
+    (place / "compared").mkdir()
+    (place / "compared/data-lm").symlink_to(place / "addresses/bytes/bin")
+    block = commands(DOCS / "mixers.md", "compare/").replace("mega megalodon gmlp attention", "mega gmlp")
+    said = run(block, place, cwd=place / "compared")
+    found = re.findall(r"^([\d.]+) compare/(\w+)-[\de-]+\.log$", said, re.MULTILINE)
+    assert sorted({mixer for _, mixer in found}) == ["gmlp", "mega"]
+    losses = [float(loss) for loss, _ in found]
+    assert len(losses) == 4
+    assert losses == sorted(losses)
+
+
+@pytest.mark.slow
 def test_documented_commands_classify_digits(classified, place):
     assert "done training" in classified
     assert re.search(r"^\d\t[\d.]+$", classified, re.MULTILINE)
