@@ -226,12 +226,16 @@ def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits_or_transpa
             ink = np.dstack([np.zeros((28, 28, 3), np.uint8), 255 - grey])  # black, on no background
             image.fromarray(ink).save(tmp_path / f"pictures/{label}/{number}-ink.png")
     monkeypatch.chdir(tmp_path)
-    program = next(block for block in blocks(DOCS / "own-data.md", "python") if "def square" in block)
-    exec(program, {})
+    program = str(ROOT / "examples/pictures/squares.py")
+    monkeypatch.setattr(sys, "argv", [program, "pictures", "data-pictures"])
+    runpy.run_path(program, run_name="__main__")
     for split, count in (("train", 24), ("valid", 3), ("test", 3)):
         assert (np.load(f"data-pictures/{split}.npy") == grey.ravel()).all()
         assert len(Path(f"data-pictures/{split}.label").read_text().split()) == count
     assert "--values-mean" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [program, "pictures/cat/0-ink.png"])
+    runpy.run_path(program, run_name="__main__")
+    assert capsys.readouterr().out.split() == list(map(str, grey.ravel()))
 
 
 @pytest.mark.slow
