@@ -4,15 +4,14 @@ import json
 import re
 import shlex
 import shutil
-import threading
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from queue import Queue
 
 import numpy as np
 import pytest
@@ -85,7 +84,7 @@ def here(block, place):
 def server(place):
     """A folder with the exported models."""
     for block in blocks("bash"):
-        if "mega-" in block:  # not those that install
+        if "mega-" in block:  # not those that install or serve
             path = f"PATH={shlex.quote(str(place))}/bin:$PATH PYTHONPATH={shlex.quote(f'{ROOT}:{ROOT}/runtime')}"
             fresh("bash", "-euc", f"export {path}\n{here(block, place)}", cwd=place / "server")
     return place / "server"
@@ -106,26 +105,16 @@ def test_documented_commands_translate_continue_score_and_classify(server):
 def test_documented_programs_run(server, place, monkeypatch):
     monkeypatch.chdir(server)
     for program in blocks("python"):
-        if "serve_forever" not in program:
-            exec(compile(here(program, place), "docs/deploy.md", "exec"), {})
+        exec(compile(here(program, place), "docs/deploy.md", "exec"), {})
 
 
 @pytest.fixture
-def service(server, monkeypatch):
-    """The address of the documented service, which runs in threads."""
-    (program,) = (program for program in blocks("python") if "serve_forever" in program)
-    started = Queue()
-    serve = HTTPServer.serve_forever
-    monkeypatch.setattr(HTTPServer, "serve_forever", lambda http: (started.put(http), serve(http)))
-    monkeypatch.setattr(BaseHTTPRequestHandler, "log_message", lambda *_: None)
-    monkeypatch.chdir(server)
-    thread = threading.Thread(target=exec, args=(program.replace("8000", "0"), {}))
-    thread.start()
-    http = started.get(timeout=60)
-    yield f"http://127.0.0.1:{http.server_port}"
-    http.shutdown()
-    http.server_close()
-    thread.join()
+def service(server):
+    """The address of the example of a service."""
+    command = [sys.executable, ROOT / "examples/serve/serve.py", server / "bible", "--port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        yield process.stdout.readline().split()[0]
+        process.terminate()
 
 
 def answer(service, data):
@@ -149,7 +138,7 @@ def answer_to_headers(service, length):
 
 
 @pytest.mark.slow
-def test_the_documented_service_answers_clients_at_once_and_after_errors(server, service):
+def test_the_service_answers_clients_at_once_and_after_errors(server, service):
     expected = [line.text for line in Translator(server / "bible").translate(SENTENCES)]
     for refused, words in ((b"\xff", "UTF-8"), (b"God " * 10_000, "tokens")):
         status, said = answer(service, refused)

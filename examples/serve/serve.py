@@ -1,0 +1,58 @@
+"""Serves an exported translation model to this machine: each POST of lines gets as many lines.
+
+    python examples/serve/serve.py pretrained/bible-en-de
+    curl --data-binary @new.en http://127.0.0.1:8000
+
+A sketch for your own service. It has no limits of time and of requests, and goes on for clients that have left.
+"""
+
+import argparse
+import os
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Semaphore
+
+from mega_runtime import Translator
+
+LONGEST = 100_000  # bytes
+
+
+class Service(BaseHTTPRequestHandler):
+    translator: Translator
+    cores = Semaphore(os.cpu_count() or 1)
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"] or -1)
+        if not 0 <= length <= LONGEST:
+            return self.answer(411 if length < 0 else 413, f"send at most {LONGEST:,} bytes, with their Content-Length")
+        text = self.rfile.read(length)
+        try:
+            with self.cores:  # no more searches at once
+                lines = self.translator.translate(text.decode().split("\n"))
+            self.answer(200, "\n".join(line.text for line in lines))
+        except UnicodeDecodeError:
+            self.answer(400, "send text in UTF-8")
+        except ValueError as error:  # such as a line that is too long
+            self.answer(400, str(error))
+
+    def answer(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="made by mega-fairseq export")
+    parser.add_argument("--port", type=int, default=8000)
+    args = parser.parse_args()
+    Service.translator = Translator(args.folder)
+    server = ThreadingHTTPServer(("127.0.0.1", args.port), Service)
+    print(f"http://127.0.0.1:{server.server_port} translates what is sent by POST", flush=True)
+    with suppress(KeyboardInterrupt):
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
