@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.backend import on_cpu
+from mega_fairseq.ops.log_probs import rows_at_once
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import at_least_float32, cast_dtype, product_dtype
 
-SCORES, SCORES_GPU = 2**23, 2**26  # in memory at once: on a CPU, 32 MB
 # Gradients of scores in float16 are multiplied by this: softmax over 33,000 types is 3e-5, float16 is exact above 6e-5.
 # Sums over the rows of a piece stay within its range.
 HALF_SCALE = 32.0
@@ -86,7 +85,7 @@ def _forward(
     dx = x.new_empty(x.shape if gradients else 0, dtype=wide)
     dw = torch.zeros(weight.shape if gradients else 0, dtype=wide, device=x.device)
     db = torch.zeros(types if gradients and bias is not None else 0, dtype=wide, device=x.device)
-    rows = max(1, (SCORES if on_cpu(x) else SCORES_GPU) // types)
+    rows = rows_at_once(x, types)
     for start in range(0, x.size(0), rows):
         piece = slice(start, start + rows)
         target = targets[piece].unsqueeze(1)  # (n, 1)

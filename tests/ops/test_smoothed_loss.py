@@ -6,6 +6,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_l
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mega_fairseq.ops import log_probs
 from mega_fairseq.ops import smoothed_loss as ops
 from mega_fairseq.ops.smoothed_loss import smoothed_loss, smoothed_loss_naive
 from tests.ops.helpers import Recorder, assert_close, kept_for_backward, noise, relative_error
@@ -52,7 +53,7 @@ def test_pieces_equal_the_definition(tokens, width, types, smoothing, rows, pads
     given, targets = inputs(tokens, width, types, bias=bias), targets_of(tokens, types, pads)
     options = targets, smoothing, PAD, True
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "SCORES", rows * types)
+        patch.setattr(log_probs, "SCORES", rows * types)
         found = measured(smoothed_loss, given, *options)
     assert_equal(found, measured(smoothed_loss_naive, given, *options), rtol=1e-12, atol=1e-12)
     with torch.no_grad():  # in validation
@@ -93,7 +94,7 @@ def test_the_comparison_notices_another_smoothing():
 def test_half_precision_sums_in_float32(monkeypatch, dtype, autocast):
     """As near to the truth as autograd's gradients, which are summed in one product."""
     monkeypatch.setattr(ops, "product_dtype", lambda x, dtype: dtype)  # float16 as on a GPU
-    monkeypatch.setattr(ops, "SCORES", 64 * 500)
+    monkeypatch.setattr(log_probs, "SCORES", 64 * 500)
     targets, options = targets_of(600, 500), (0.1, PAD)
     wide = inputs(600, 16, 500)
     kind = torch.float32 if autocast else dtype
@@ -112,7 +113,7 @@ def test_half_precision_sums_in_float32(monkeypatch, dtype, autocast):
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_only_the_scores_of_one_piece_are_in_memory(monkeypatch, grad):
-    monkeypatch.setattr(ops, "SCORES", 4096)
+    monkeypatch.setattr(log_probs, "SCORES", 4096)
     given, targets = inputs(900, 4, 500, torch.float32), targets_of(900, 500)
     with Recorder() as recorder, torch.set_grad_enabled(grad):
         smoothed_loss(*given.values(), targets, 0.1, PAD)

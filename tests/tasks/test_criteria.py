@@ -9,7 +9,7 @@ from fairseq.criterions.masked_lm import MaskedLmLoss
 from torch.nn.utils.parametrizations import weight_norm
 
 from mega_fairseq.criterions import MegaLMCrossEntropy, MegaMaskedLM
-from mega_fairseq.ops import smoothed_loss
+from mega_fairseq.ops import log_probs
 from tests.helpers.golden_models import PAD, dictionary
 from tests.helpers.small_models import HEADS, documents, encoder, language_model, padded
 from tests.ops.helpers import Recorder, assert_close
@@ -83,7 +83,7 @@ def test_a_head_with_a_parametrisation_is_called():
 
 def test_no_scores_of_all_types_for_all_masked_tokens_are_in_memory(monkeypatch):
     types, given = 2000, sample(masked=True)
-    monkeypatch.setattr(smoothed_loss, "SCORES", types)
+    monkeypatch.setattr(log_probs, "SCORES", types)
     model = encoder(types)
     with Recorder() as recorder:
         measured(MegaMaskedLM(Namespace(tpu=False), Task()), model, given)
