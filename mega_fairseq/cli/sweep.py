@@ -6,7 +6,6 @@ PREFIX.json has the evaluated points, from which an interrupted sweep resumes, a
 import argparse
 import contextlib
 import csv
-import fcntl
 import hashlib
 import io
 import json
@@ -16,7 +15,7 @@ import re
 import sys
 import time
 from functools import partial
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -82,9 +81,8 @@ def run(arguments: argparse.Namespace) -> None:
     plan = [(chunk, cut) for chunk in chunks or [model.decoder.cfg.decoder_chunk_size] for cut in cuts]
     _sweep(record, plan, measured, len(split.corpus))
     unit = split.origin["unit"]
-    with record.shared():  # with the points of a sweep that has run at the same time
-        record.write_csv()  # an earlier run may have ended before
-        drawn = write_figure(f"{arguments.out}.png", partial(figure, record.points, unit))
+    record.write_csv()  # an earlier run may have ended before
+    drawn = write_figure(f"{arguments.out}.png", partial(figure, record.points, unit))
     print(results(record.points, unit))
     print("wrote", ", ".join([f"{arguments.out}.json", f"{arguments.out}.csv", *drawn]))
 
@@ -270,13 +268,10 @@ class Record:
 
     def __init__(self, prefix: str, origin: Dict[str, Dict[str, Any]], force: bool = False):
         self.prefix, self.origin, self.force = prefix, origin, force
-        self._points: Dict[Tuple[int, str], Point] = {}
-        before = self._read()
-        self._discarded = set(before.values()) if force else set()
-        self._points = {} if force else before
+        self._points = {} if force else self._read()
 
     def _read(self) -> Dict[Tuple[int, str], Point]:
-        """The points in PREFIX.json; none in a file that the first point is to replace."""
+        """The points in PREFIX.json."""
         path = f"{self.prefix}.json"
         if not os.path.exists(path):
             return {}
@@ -292,8 +287,6 @@ class Record:
             if not other:
                 return {(point.chunk, point.cut): point for point in points}
             problem = f"contains results of {OTHER[other[0]]} ({places[0]}, compared by content)"
-        if self.force and not self._points:
-            return {}
         raise UserError(f"{path} {problem}; give another --out, or --force to replace it")
 
     @property
@@ -305,26 +298,14 @@ class Record:
         """Whether this point was evaluated; a point that could not be evaluated is tried again."""
         return (chunk, cut) in self._points and self._points[chunk, cut].refused is None
 
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        """Add the points that others have written since; they wait meanwhile, if the file system has locks."""
-        folder = os.open(os.path.dirname(self.prefix) or ".", os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(folder, fcntl.LOCK_EX)
-            others = {key: point for key, point in self._read().items() if point not in self._discarded}
-            self._points = {**others, **self._points}
-            yield
-        finally:
-            os.close(folder)
-
     def add(self, point: Point) -> None:
-        with self.shared():
-            self._points[point.chunk, point.cut] = point
-            write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(f"{self.prefix}.png")  # of other points, until the sweep ends
-            self.write_csv()
+        if self._points or not self.force:  # or the first point replaces the file
+            self._points.update(self._read())  # also of a sweep that runs at the same time
+        self._points[point.chunk, point.cut] = point
+        write_json(self.prefix, {**self.origin, "points": [known._asdict() for known in self.points]})
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(f"{self.prefix}.png")  # of other points, until the sweep ends
+        self.write_csv()
 
     def write_csv(self) -> None:
         rows = io.StringIO()

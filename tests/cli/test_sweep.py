@@ -13,7 +13,7 @@ from mega_fairseq.cli import sweep as module
 from mega_fairseq.data import StreamDataset
 from mega_fairseq.ops import backend
 from tests.helpers.commands import Running, fairseq, refused_by
-from tests.helpers.faults import killed_after_a_point, killed_while_writing, together
+from tests.helpers.faults import killed_after_a_point, killed_while_writing
 from tests.helpers.sweeps import CHUNK, TASK, language_checkpoint, points
 
 pytestmark = pytest.mark.slow
@@ -176,17 +176,12 @@ def interrupt(*arguments, **options):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("force", [[], ["--force"]])
-def test_sweeps_at_the_same_time_write_the_points_of_all(sweep_folder, sweep, tmp_path, tmp_path_factory, force):
-    sweep("--chunks=2")  # which --force discards
-    words = ["sweep", sweep_folder / "rotary.pt", sweep_folder / "data", "--out", tmp_path / "out", "--cpu", *force]
-    fault = partial(together, tmp_path_factory.mktemp("begun"), 2)
-    running = [Running("mega-fairseq", *words, each, fault=fault) for each in ("--chunks=4,5,6", "--chunks=7,8,9")]
-    assert [process.wait()[0] for process in running] == [0, 0]
-    expected = [*([] if force else [2]), *range(4, 10)]
-    assert [chunk for chunk, _ in points(tmp_path / "out.json")] == expected
-    rows = csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text()))
-    assert [int(row["chunk"]) for row in rows] == expected
+def test_sweeps_at_the_same_time_write_the_points_of_all(tmp_path):
+    origin = {part: {"path": "", "fingerprint": ""} for part in module.OTHER}
+    one, other = (module.Record(str(tmp_path / "out"), origin) for _ in range(2))
+    for record, chunk in ((one, 4), (other, 5), (one, 6)):
+        record.add(module.Point(chunk, "splits:1", streams=1, context=9, tokens=9))
+    assert [chunk for chunk, _ in points(tmp_path / "out.json")] == [4, 5, 6]
 
 
 @pytest.mark.parametrize("other", ["--subset=valid", "simple.pt"])

@@ -4,8 +4,6 @@ import os
 import resource
 import shutil
 import signal
-import time
-from pathlib import Path
 from typing import Any
 
 from fairseq.trainer import Trainer
@@ -51,25 +49,6 @@ def no_space(size: int) -> None:
 def killed_while_writing() -> None:
     """Kills the process when a file of `mega-fairseq` is complete but not yet renamed."""
     os.fsync = lambda number: _kill()
-
-
-def together(folder: Path, count: int) -> None:
-    """Lets `count` sweeps begin at the same time, and wait between reading the points in a file and writing them."""
-    from mega_fairseq.cli import sweep
-
-    begin, write = sweep.Record.__init__, sweep.write_json
-
-    def begin_together(*arguments: Any) -> None:
-        begin(*arguments)
-        (folder / str(os.getpid())).touch()
-        while len(list(folder.iterdir())) < count:
-            time.sleep(0.01)
-
-    def write_later(*content: Any) -> None:
-        time.sleep(0.3)
-        write(*content)
-
-    sweep.Record.__init__, sweep.write_json = begin_together, write_later
 
 
 def killed_after_a_point() -> None:
