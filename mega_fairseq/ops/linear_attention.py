@@ -4,22 +4,20 @@
     bidirectional:  y_t = q_t M / n,        M over all n real tokens
 
 Both divide by the number of keys in the sum: it is bounded, known at t, and independent of what follows. Sums are in
-float32 or better. The form in chunks saves only its inputs for backward. On the CPU it has one memory at a time, on
-GPUs those of all chunks, n / c x s x e numbers.
+float32 or better. The form in chunks has the sums before all chunks at once, n / c x s x e numbers, and backward
+computes them again.
 """
 
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from functools import partial
+from typing import NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from mega_fairseq.ops.backend import on_cpu
-from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.padding import padding_from_lengths
 from mega_fairseq.ops.precision import at_least_float32, without_autocast
-
-TILE_TOKENS = 256  # of a row: on the CPU, their products with the memory are one tile
 
 
 class Memory(NamedTuple):
@@ -66,68 +64,19 @@ def chunk_memory(
             k = k.masked_fill(padding_from_lengths(finished, whole)[:, :, None, None], 0.0)
         seen = memory.tokens.unsqueeze(1) + chunk_size * torch.arange(q.size(1), device=q.device)  # tokens: (B, K)
         factor = torch.where(seen > 0, seen.clamp_min(1).to(dtype).reciprocal(), 0.0)[:, :, None, None]
-        out, after = _chunk_memory(q, k, v, memory.sum.to(dtype), factor)
+        read = partial(checkpoint, _read, use_reentrant=False, preserve_rng_state=False)  # nothing in it is random
+        out, after = read(q, k, v, memory.sum.to(dtype), factor)
     return out.flatten(1, 2)[:, front : front + new], Memory(after, memory.tokens + finished * chunk_size)
 
 
-def _memories(
-    count: int, k: Tensor, v: Tensor, memory: Tensor, reverse: bool = False
-) -> Iterator[Tuple[Tuple[slice, slice], Tensor]]:
-    """The memory before each of `count` chunks, or after each in reverse, by rows and chunks that fit into the cache.
+def _read(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, factor: Tensor) -> Tuple[Tensor, Tensor]:
+    """q (B, K, c, s) in chunks, times a factor (B, K, 1, 1), reads the memory before its chunk: (B, K, c, e).
 
-    The last chunk of k and v may be missing. `memory` goes along, and in the end is that after everything.
+    Also the memory after all whole chunks k (B, F, c, s) and v (B, F, c, e).
     """
-    batch, _, size, _ = k.shape
-    rows, together = (1, max(1, TILE_TOKENS // size)) if on_cpu(k) else (batch, count)
-    starts = range(0, count, together)
-    for b in range(0, batch, rows):
-        for start in reversed(starts) if reverse else starts:
-            part = slice(b, b + rows), slice(start, min(start + together, count))
-            products = k[part].to(memory.dtype).transpose(2, 3) @ v[part].to(memory.dtype)
-            products = products.flip(1) if reverse else products
-            sums = torch.cat([memory[part[0]].unsqueeze(1), products], 1).cumsum_(1)
-            memory[part[0]] = sums[:, -1]
-            sums = sums[:, : part[1].stop - start]
-            yield part, sums.flip(1) if reverse else sums
-
-
-def _forward(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, factor: Tensor) -> Tuple[Tensor, Tensor]:
-    out, after = _fake(q, k, v, memory)[0], memory.clone()
-    for part, sums in _memories(q.size(1), k, v, after):
-        out[part] = (q[part] * factor[part]) @ sums
-    return out, after
-
-
-def _fake(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, *_: Any) -> Tuple[Tensor, Tensor]:
-    return v.new_empty(*q.shape[:3], v.size(3)), torch.empty_like(memory)
-
-
-def _backward(grads, _, q, k, v, memory, factor) -> List[Tensor]:
-    """The gradients are linear attention too: that of q with k and v exchanged, those of k and v in reverse."""
-    (dout, dmemory), dtype, count = grads, memory.dtype, q.size(1)
-    dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
-    dmemory = torch.zeros_like(memory) if dmemory is None else dmemory.clone()
-    if dout is None:
-        dout = v.new_zeros(*q.shape[:3], v.size(3))
-    for part, sums in _memories(count, k, v, memory.clone()):
-        dq[part] = (dout[part].to(dtype) @ sums.transpose(2, 3)).mul_(factor[part])
-    for part, sums in _memories(count, q * factor, dout, dmemory, reverse=True):
-        keys, values = k[part].to(dtype), v[part].to(dtype)
-        sums = sums[:, : keys.size(1)]
-        dk[part], dv[part] = values @ sums.transpose(2, 3), keys @ sums
-    return [dq, dk, dv, dmemory]
-
-
-# q (B, K, c, s) in chunks, whole chunks k (B, F, c, s) and v (B, F, c, e), the memory before them and a factor of q
-# (B, K, 1, 1) -> (B, K, c, e) and the memory after all. Autograd would keep the memories of all chunks.
-_chunk_memory = operator(
-    "chunk_memory(Tensor q, Tensor k, Tensor v, Tensor memory, Tensor factor) -> (Tensor, Tensor)",
-    _forward,
-    _fake,
-    _backward,
-    saved=slice(0),
-    gradients=4,
-)
+    products = k.to(memory.dtype).transpose(2, 3) @ v.to(memory.dtype)
+    sums = torch.cat([memory.unsqueeze(1), products], 1).cumsum(1)
+    return ((q * factor) @ sums[:, : q.size(1)]).to(v.dtype), sums[:, -1].clone()
 
 
 # ------------------------------------------------------------------------------------------- bidirectional

@@ -112,9 +112,6 @@ def test_the_operators_of_complex_blocks_pass_the_checks_of_torch():
     torch.library.opcheck(block_scan.block_scan, (x, *tensors))
 
 
-# ------------------------------------------------------------------------------ pieces and pads
-
-
 # ------------------------------------------------------------------------------ precision
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from mega_fairseq.ops import linear_attention
 from mega_fairseq.ops.linear_attention import Memory, chunk_memory, chunk_memory_naive
 from tests.ops.helpers import assert_same, noise, with_gradients
 
@@ -38,13 +37,6 @@ def test_chunks_give_the_values_and_gradients_of_the_definition(total, new, ragg
     if ragged:
         tensors["lengths"] = torch.tensor([total, max(1, total - 3), max(1, total // 2)])
     assert_same(with_gradients(of(chunk_memory), tensors), with_gradients(of(chunk_memory_naive), tensors))
-
-
-def test_everything_at_once_gives_the_same_as_tiles(monkeypatch):
-    tensors = {**inputs(13, 11), "lengths": torch.tensor([13, 8, 3])}
-    together = with_gradients(of(chunk_memory), tensors)
-    monkeypatch.setattr(linear_attention, "TILE_TOKENS", CHUNK)
-    assert_same(with_gradients(of(chunk_memory), tensors), together)
 
 
 @torch.no_grad()
