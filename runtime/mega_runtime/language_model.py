@@ -9,7 +9,7 @@ import onnxruntime
 from mega_runtime.decoder import Decoder, TextState
 from mega_runtime.folder import Folder
 from mega_runtime.search import Special
-from mega_runtime.text import Types, segmenter
+from mega_runtime.text import Types, check_text, segmenter
 
 PIECE = 1024  # tokens that are read at once
 
@@ -23,7 +23,7 @@ class Score(NamedTuple):
     @property
     def bits(self) -> float:
         """Bits per token."""
-        return float(-self.log_probs.sum(dtype=np.float64) / np.log(2) / max(1, len(self.log_probs)))
+        return float((0.0 - self.log_probs.sum(dtype=np.float64)) / np.log(2) / max(1, len(self.log_probs)))
 
 
 class Reader:
@@ -81,6 +81,7 @@ class LanguageModel:
 
     def encode(self, text: str) -> List[int]:
         """The tokens of a text, without eos."""
+        check_text(text, "the text")
         return self.types.encode(self.segmented.split(text))
 
     def score(self, text: str) -> Score:
@@ -95,11 +96,11 @@ class LanguageModel:
 
     def score_in_steps(self, tokens: Sequence[int]) -> np.ndarray:
         """`score_tokens`, token by token, as texts are continued."""
-        self.decoder.start(1, 1, 1, all_types=True)
-        found = []
+        decoder, found = self._new_decoder(), []
+        decoder.start(1, 1, 1, all_types=True)
         for before, token in zip([self.special.eos, *tokens], tokens):
-            self.decoder.step(np.array([[before]]), np.zeros((1, 1), int))
-            found.append(self.decoder.log_probs[0, token])
+            decoder.step(np.array([[before]]), np.zeros((1, 1), int))
+            found.append(decoder.log_probs[0, token])
         return np.array(found, np.float32)
 
     def continue_text(self, text: str, max_tokens: int = 200, **options: Any) -> str:
@@ -122,15 +123,17 @@ class LanguageModel:
         `top_p` as many as have this probability together; 0 and 1 leave all. The text ends after `max_tokens`, before
         one of the `stop` strings, or where a text of the training would.
         """
+        if isinstance(stop, str):
+            raise TypeError("stop is a single text; give a list of texts")
         if "" in stop:
             raise ValueError("a stop string is empty and would end any text at once; leave it out")
         given, written, shown = self.encode(text), [], 0
-        ends = max(map(len, stop), default=0)
+        start, ends = len(self._text(given)), max(map(len, stop), default=0)
         for token in self.sample(given, max_tokens, temperature, top_k, top_p, seed):
             if token == self.special.eos:
                 break
             written.append(token)
-            whole = self._text([*given, *written])[len(self._text(given)) :]
+            whole = self._text([*given, *written])[start:]
             found = [place for place in (whole.find(each) for each in stop) if place >= 0]
             if found:
                 yield whole[shown : min(found)]
@@ -139,21 +142,21 @@ class LanguageModel:
             safe = max(shown, len(whole.rstrip("\ufffd")) - max(0, ends - 1))
             yield whole[shown:safe]
             shown = safe
-        yield self._text([*given, *written])[len(self._text(given)) + shown :]
+        yield self._text([*given, *written])[start + shown :]
 
     def sample(
         self, tokens: Sequence[int], max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
     ) -> Iterator[int]:
         """Tokens that follow others, with eos at the end if the text ends."""
-        if not (0 <= temperature < np.inf and min(top_k, max_tokens) >= 0 and 0 < top_p <= 1):
+        if not (0 <= temperature < np.inf and min(top_k, max_tokens, seed or 0) >= 0 and 0 < top_p <= 1):
             raise ValueError(
-                f"temperature is {temperature}, top_k {top_k}, max_tokens {max_tokens} and top_p {top_p}; give finite "
-                "numbers from 0, and for top_p a probability above 0"
+                f"temperature is {temperature}, top_k {top_k}, max_tokens {max_tokens}, seed {seed} and top_p {top_p}; "
+                "give finite numbers from 0, and for top_p a probability above 0"
             )
         self._check_length(len(tokens) + max_tokens)
         state, _ = self.reader.read(self.reader.start(), [self.special.eos, *tokens][:-1], [])
         newest, random = [self.special.eos, *tokens][-1], np.random.default_rng(seed)
-        decoder = Decoder(self.decoder.session, self.decoder.chunk)  # other texts may be continued between two tokens
+        decoder = self._new_decoder()
         decoder.start(1, 1, 1, all_types=True)
         decoder.go_on(state)
         for _ in range(max_tokens):
@@ -162,6 +165,10 @@ class LanguageModel:
             yield newest
             if newest == self.special.eos:
                 return
+
+    def _new_decoder(self) -> Decoder:
+        """A decoder that no other text has, in another thread or between two tokens."""
+        return Decoder(self.decoder.session, self.decoder.chunk)
 
     def _text(self, tokens: Sequence[int]) -> str:
         return self.segmented.join(self.types.decode(tokens))

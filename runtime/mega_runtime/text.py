@@ -11,6 +11,15 @@ logger = logging.getLogger(__name__)
 SPACE = "\u2581"  # SentencePiece's
 
 
+def check_text(text: Any, name: str) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is of type {type(text).__name__}; give str")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # such as "\ud83d" in JSON
+        raise ValueError(f"{name} has a surrogate, which is half of a character; replace or remove it") from None
+
+
 class Words:
     """Text that is segmented already: types separated by blanks."""
 
@@ -81,9 +90,10 @@ class Types:
 # ------------------------------------------------------------------------------------------- sentences
 
 
-# An end of a sentence: punctuation with closing quotes or brackets, before blanks and what may begin the next one.
+# An end of a sentence: punctuation with closing quotes or brackets, before blanks and what may begin the next one. All
+# punctuation marks at one place are tried once, from the first on.
 END = re.compile(
-    r"""([.!?\u2026]+['"\u2019\u201d\u201c\u00bb)\]]*)(\s+)(?=['"\u2018\u201c\u201e\u00ab(\[]*[^\W_a-z])"""
+    r"""(?<![.!?\u2026])([.!?\u2026]+['"\u2019\u201d\u201c\u00bb)\]]*)(\s+)(?=['"\u2018\u201c\u201e\u00ab(\[]*[^\W_a-z])"""
 )
 # What ends with a full stop within a sentence: initials, abbreviations, and whole numbers of one or two digits, which
 # are German ordinals ("am 3. Oktober") or count points. Longer numbers, such as years, end sentences.
@@ -91,6 +101,7 @@ WITHIN = re.compile(
     r"(?:(?:^|\W)(?:[^\W\d_]|[Mm]rs?|[Mm]s|[Dd]r|[Pp]rof|[Ss]t|[Nn]o|[Nn]r|[Vv]gl|[Bb]zw|[Cc]a|vs|etc|e\.g|i\.e|z\.B|d\.h)"
     r"|(?:^|\s)\d{1,2})\.$"
 )
+LONGEST = 8  # characters; what WITHIN finds is shorter
 
 
 class Sentence(NamedTuple):
@@ -102,7 +113,7 @@ def sentences(paragraph: str) -> List[Sentence]:
     """Cuts a paragraph behind the ends of its sentences; joined again, they are the paragraph."""
     found, start = [], 0
     for end in END.finditer(paragraph):
-        if end.group(1) == "." and WITHIN.search(paragraph[start : end.end(1)]):
+        if end.group(1) == "." and WITHIN.search(paragraph[max(start, end.end(1) - LONGEST) : end.end(1)]):
             continue
         found.append(Sentence(paragraph[start : end.end(1)], end.group(2)))
         start = end.end()

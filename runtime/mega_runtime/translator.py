@@ -12,7 +12,7 @@ from mega_runtime.decoder import MASKED, Decoder
 from mega_runtime.folder import Folder, check_count
 from mega_runtime.lines import LineRules, Places, split
 from mega_runtime.search import Hypothesis, Options, Search, Special
-from mega_runtime.text import Sentence, Types, segmenter, sentences
+from mega_runtime.text import Sentence, Types, check_text, segmenter, sentences
 
 BOS = "<s>"  # which fairseq leaves out of texts
 BLANK = [Hypothesis([2], 0.0)]  # of a source without tokens; the last token, eos, is never read
@@ -127,6 +127,7 @@ class Translator:
 
         def sources() -> Iterator[Tuple[Tuple[int, int], List[int]]]:
             for number, paragraph in enumerate(paragraphs):
+                check_text(paragraph, f"line {number + 1:,}")
                 cut.append(sentences(paragraph))
                 for place, sentence in enumerate(cut[-1]):
                     yield (number, place), self.encode(sentence.text, f"line {number + 1:,}")
@@ -180,8 +181,7 @@ class Translator:
 
     def encode(self, text: str, name: str = "the text") -> List[int]:
         """The tokens of a text, with eos; only eos if it is blank."""
-        if not isinstance(text, str):
-            raise TypeError(f"{name} is of type {type(text).__name__}; give str")
+        check_text(text, name)
         tokens = [*self.source.encode(self.segmented.split(text)), self.special.eos]
         longest = self.config["limits"]["source"]
         if len(tokens) > longest:
@@ -256,7 +256,7 @@ class Translator:
         chosen, limit = self._chosen(options), self.config["limits"]["target"] - 1
         settings, lines = self.config["documents"], None
         if settings is None:
-            longest = np.array([min(int(chosen.max_len_a * len(each) + chosen.max_len_b), limit) for each in sources])
+            longest = np.array([int(min(chosen.max_len_a * len(each) + chosen.max_len_b, limit)) for each in sources])
         else:
             of_lines = settings["line_length_a"], settings["line_length_b"]
             lines = LineRules(sources, self.source_separator, self.special.separator, *of_lines, limit, chosen.beam)

@@ -1,6 +1,7 @@
 """Language models continue texts: what is drawn, where it ends, and parts that together are the whole."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
 import numpy as np
@@ -73,6 +74,7 @@ def test_numbers_that_are_not_finite_are_refused():
         *(("top_p", value) for value in (0.0, 1.1, math.nan)),
         ("top_k", -1),
         ("max_tokens", -1),
+        ("seed", -1),
     ],
 )
 def test_options_out_of_range_are_refused(name, value):
@@ -83,6 +85,8 @@ def test_options_out_of_range_are_refused(name, value):
 def test_a_stop_string_that_is_empty_is_refused():
     with pytest.raises(ValueError, match="stop string is empty"):
         language()[1].continue_text("w1", stop=[".", ""])
+    with pytest.raises(TypeError, match="stop is a single text; give a list"):
+        language()[1].continue_text("w1", stop=".")
 
 
 # ------------------------------------------------------------------------------------------- a text
@@ -106,6 +110,16 @@ def test_texts_that_are_continued_in_turns_do_not_influence_each_other():
         ours.score_in_steps([5, 6])
     assert found == ["".join(ours.stream("w1 w2", 20, seed=1)), "".join(ours.stream("w5", 20, seed=2))]
     assert all(found)
+
+
+def test_texts_in_threads_do_not_disturb_each_other():
+    ours = language()[1]
+    rows = [np.random.default_rng(seed).integers(4, 40, 40).tolist() for seed in range(8)]
+    expected = [(ours.score_in_steps(row).tolist(), list(ours.sample(row, 9, 1.0, 0, 1.0, 1))) for row in rows]
+    with ThreadPoolExecutor(4) as threads:
+        steps = threads.map(lambda row: ours.score_in_steps(row).tolist(), rows)
+        drawn_ones = threads.map(lambda row: list(ours.sample(row, 9, 1.0, 0, 1.0, 1)), rows)
+        assert list(zip(steps, drawn_ones)) == expected
 
 
 @pytest.mark.parametrize("prefix", [[], [7, 8, 9, 10], list(range(4, 37))])

@@ -1,5 +1,7 @@
 """Text to types and back as fairseq does it; lines, paragraphs and batches keep their order and white space."""
 
+import time
+
 import pytest
 import sentencepiece
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
@@ -10,7 +12,7 @@ from mega_fairseq.data.byte_numbers import ByteNumbers
 from mega_fairseq.export.folder import write_translation
 from mega_runtime import Translator
 from mega_runtime.text import Bytes, Pieces, Words, sentences
-from tests.helpers.exported import CHUNKS, SEARCHED, new_folder, ours, translation
+from tests.helpers.exported import CHUNKS, SEARCHED, language, new_folder, ours, translation
 from tests.helpers.profiles import examples
 from tests.helpers.small_models import TYPES, translation_model
 
@@ -49,6 +51,19 @@ def test_types_that_are_not_known_are_unknown():
     assert types.decode([5, 3, 39]) == ["w1", "<unk>", "w35"]
 
 
+@pytest.mark.parametrize(
+    ("given_text", "kind", "words"), [("a\ud83d", ValueError, "surrogate"), (b"w1", TypeError, "bytes")]
+)
+def test_what_is_no_text_is_refused(given_text, kind, words):
+    """JSON, file names and arguments of commands can have surrogates."""
+    for call in (translation()[1].translate, translation()[1].translate_paragraphs):
+        with pytest.raises(kind, match=f"line 2 .*{words}"):
+            call(["w1", given_text])
+    for call in (language()[1].continue_text, language()[1].score):
+        with pytest.raises(kind, match=f"the text .*{words}"):
+            call(given_text)
+
+
 # ------------------------------------------------------------------------------------------- sentences
 
 
@@ -74,6 +89,15 @@ def test_types_that_are_not_known_are_unknown():
 )
 def test_paragraphs_are_cut_behind_sentences(paragraph, expected):
     assert [tuple(sentence) for sentence in sentences(paragraph)] == expected
+
+
+@pytest.mark.parametrize("text", ["." * 100_000, "Z. B. " * 20_000, "1. A " * 20_000, '"!" ' * 20_000])
+def test_floods_of_punctuation_take_no_longer_than_as_much_text(text):
+    """In time that grows with the square of the length, they took a minute or more."""
+    start = time.process_time()
+    cut = sentences(text)
+    assert time.process_time() - start < 5
+    assert "".join(sentence.text + sentence.after for sentence in cut) == text
 
 
 @given(st.text(st.sampled_from('Ab. !?\u2026"\u201d(\u00c4 \n\t1'), max_size=30))
