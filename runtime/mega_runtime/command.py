@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import sys
 import time
 from itertools import groupby
@@ -28,6 +29,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
+    if sys.stderr is None:  # closed, as by `2>&-`: what is printed to it would go to standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     args = parser().parse_args(arguments)
     sys.stdout.reconfigure(encoding="utf-8", errors="strict", newline="\n")
     try:
@@ -109,7 +112,7 @@ def run_translate(args: argparse.Namespace) -> None:
     given = {name: getattr(args, name) for name in ("beam", "lenpen", "unkpen", "max_len_a", "max_len_b", "min_len")}
     options = {name: value for name, value in given.items() if value is not None}
     if args.buffer_size is None:
-        args.buffer_size = 1 if args.input is None and sys.stdin.isatty() else 1000
+        args.buffer_size = 1 if args.input is None and os.isatty(0) else 1000
     translator = Translator(args.folder, args.threads, args.batch_tokens, args.buffer_size, args.pieces, **options)
     if not 1 <= args.nbest <= translator.options.beam:
         raise ValueError(f"--nbest is {args.nbest}; give a number from 1 to --beam, {translator.options.beam}")
@@ -169,9 +172,11 @@ def _documents(translator: Translator, lines: Iterator[str]) -> Iterator[str]:
 def run_continue(args: argparse.Namespace) -> None:
     model = LanguageModel(args.folder, args.threads)
     text = "\n".join(read_lines(args.input))
-    sys.stdout.write(text)
     options = (args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, args.stop)
-    for part in model.stream(text, *options):
+    parts = model.stream(text, *options)
+    sys.stdout.write(text + next(parts, ""))  # after the check of the options
+    sys.stdout.flush()
+    for part in parts:
         sys.stdout.write(part)
         sys.stdout.flush()
     sys.stdout.write("\n")
@@ -181,7 +186,7 @@ def run_score(args: argparse.Namespace) -> None:
     model = LanguageModel(args.folder, args.threads)
     for line in read_lines(args.input):
         score = model.score(line)
-        print(f"{score.bits:.4f}\t{len(score.pieces)}")
+        print(f"{score.bits:.4f}\t{len(score.pieces)}", flush=True)
 
 
 def run_classify(args: argparse.Namespace) -> None:

@@ -250,6 +250,14 @@ def test_a_reader_that_stops_ends_the_command_quietly(outside):
     assert first == model().translate(["w1 w2"], max_len_b=2)[0].text + "\n"
 
 
+def test_closed_streams_do_not_matter(outside):
+    (outside["cwd"] / "given").write_text("w1 w2\n")
+    for streams in ("< given 2>&-", "--input given <&-"):
+        words = f"{sys.executable} -m mega_runtime translate {folder()} {streams}"
+        ran = subprocess.run(words, shell=True, stdout=subprocess.PIPE, timeout=60, **outside)
+        assert (ran.returncode, ran.stdout.decode()) == (0, model().translate(["w1 w2"])[0].text + "\n")
+
+
 def test_an_interrupt_ends_the_command_quietly(outside):
     words = [sys.executable, "-m", "mega_runtime", "translate", str(folder()), "--max-len-b=2"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -292,10 +300,15 @@ def test_texts_are_continued(command):
         assert (code, said, err) == (0, ours.continue_text(text, **options) + "\n", "")
 
 
+def test_a_wrong_option_is_named_before_the_text_is_repeated(refuses):
+    refuses("continue", language()[1].folder.path, "--seed=-1", text="w1\n", words=["seed -1"])
+
+
 def test_texts_are_scored_line_by_line(command):
     ours, lines = language()[1], ["w1 w2 w3", "", "unknown"]
     scores = [ours.score(line) for line in lines]
     expected = text_of(f"{score.bits:.4f}\t{len(score.pieces)}" for score in scores)
+    assert "\n0.0000\t0\n" in expected
     assert command("score", ours.folder.path, text=text_of(lines)) == (0, expected, "")
 
 
