@@ -5,7 +5,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
 
 import numpy as np
 
-from mega_runtime.folder import Folder
+from mega_runtime.folder import Folder, check_count
 from mega_runtime.text import Types
 from mega_runtime.translator import padded
 
@@ -39,6 +39,7 @@ class Classifier:
         """Classifies inputs: text, bytes, or arrays of numbers as in the files of the training; pairs are tuples."""
         if isinstance(inputs, (str, bytes)):
             raise TypeError("inputs is a single text; give a list of inputs")
+        check_count("batch_size", batch_size)
         rows = [self._encoded(given, f"input {number}") for number, given in enumerate(inputs, 1)]
         order = sorted(range(len(rows)), key=lambda row: max(map(len, rows[row])))
         found: List[Prediction] = [None] * len(rows)  # type: ignore[list-item]

@@ -164,6 +164,12 @@ def test_wrong_inputs_are_refused_by_number(name, wrong, error, words):
         both(name)[1].predict(wrong)
 
 
+def test_a_batch_has_at_least_one_input():
+    for size in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=f"batch_size is {size}; give a whole number from 1"):
+            both("uint8")[1].predict([[1]], batch_size=size)
+
+
 def test_numbers_of_another_length_than_in_the_training_are_refused():
     project, _ = both("float")
     folder = new_folder()
