@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mega_fairseq.cli.classify import Scores, load, saliency
-from mega_fairseq.data.words import warn_once
+from mega_fairseq.data.words import warned
 from tests.helpers.classifiers import LABELS, OPTIONS
 from tests.helpers.commands import records, refused_by
 
@@ -173,7 +173,7 @@ def test_text_and_dictionaries_that_cannot_be_read_are_refused_in_one_sentence(c
 
 
 def test_text_that_the_model_cannot_read_gives_a_warning(classifiers, classify, caplog):
-    warn_once.cache_clear()
+    warned.clear()
     first, _ = lines_of(classifiers("tokens")).split(b"\n", 1)
     assert classify(classifiers("tokens").last, "-", typed=first + b"\nForeign words\nOther words\n")[0] == 0
     (message,) = caplog.messages
