@@ -33,8 +33,9 @@ def run(arguments: argparse.Namespace) -> None:
     for package, remedy in NEEDED.items():
         if importlib.util.find_spec(package) is None:
             raise UserError(f"{package} is not installed; {remedy}")
-    if target.exists() and not (arguments.force and (target / "config.json").exists()):
-        add = "; add --force to replace it, or" if (target / "config.json").exists() else ";"
+    is_export = all((target / name).exists() for name in ("config.json", "weights.bin"))
+    if target.exists() and not (arguments.force and is_export):
+        add = "; add --force to replace it, or" if is_export else ";"
         raise UserError(f"{target} exists{add} give the name of a new folder")
     try:
         pieces is None or SentencePieceProcessor(model_file=pieces)
@@ -49,14 +50,31 @@ def run(arguments: argparse.Namespace) -> None:
             differences = write(unfinished, arguments)
             record(unfinished, differences)
         if target.exists():
-            shutil.rmtree(target)
-        unfinished.rename(target)
+            replace(target, unfinished)
+        else:
+            unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     size = sum(file.stat().st_size for file in target.iterdir()) / 1e6
     print(f"wrote {target}, {size:.1f} MB in {arguments.format}")
     shown = (f"{name} {d if isinstance(d, str) else f'{d:.2g}'}" for name, d in differences.items())
     print("differences from the checkpoint:", ", ".join(shown))
+
+
+def replace(target: Path, newer: Path) -> None:
+    """Puts an export in the place of an older one.
+
+    Other files of the folder stay, such as a card and the checkpoint. Without config.json, which leaves first and comes
+    last, a folder is not complete.
+    """
+    from mega_fairseq.export.folder import NAMES  # here, since onnx may be missing
+
+    for name in NAMES:
+        if (target / name).exists():
+            (target / name).unlink()
+    for name in reversed(NAMES):
+        if (newer / name).exists():
+            (newer / name).rename(target / name)
 
 
 def record(folder: Path, differences: Dict[str, Any]) -> None:
@@ -97,6 +115,8 @@ def write(target: Path, arguments: argparse.Namespace) -> Dict[str, Any]:
         take_dictionary(model.decoder, read_dictionary(Path(arguments.data) / "dict.txt"), arguments.data)
         folder.write_language_model(target, model, arguments.format, pieces, arguments.bytes)
         return check.check_language_model(target, model)
+    if pieces is not None:
+        raise UserError("is a classifier, whose text is split into types already; leave --sentencepiece-model out")
     classifier = load_classifier(arguments.checkpoint, arguments.data, cpu=True)
     folder.write_classifier(target, classifier, arguments.format)
     return check.check_classifier(target, classifier)

@@ -32,6 +32,11 @@ from mega_fairseq.tasks.prediction import Classifier
 FORMAT = 1  # of the folder
 UNLIMITED = 8192  # tokens, for models that can process any length: graphs have tables of this length
 PROBE_WIDTH = 64
+# All files, config.json first.
+NAMES = (
+    *("config.json", "encoder.onnx", "step.onnx", "text.onnx", "probe.onnx", "weights.bin"),
+    *("source.txt", "target.txt", "pieces.model"),
+)
 
 
 class Writer:

@@ -11,6 +11,7 @@ import pytest
 
 from mega_fairseq.cli.classify import load as load_classifier
 from mega_fairseq.cli.main import main
+from mega_fairseq.export import folder as folders
 from mega_fairseq.models import MegaTransformerModel
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
 from mega_runtime.text import Pieces
@@ -155,12 +156,19 @@ def test_languages_that_the_training_found_by_the_names_of_its_files_are_found_a
 
 def test_an_exported_folder_is_replaced_only_if_asked(translation, exported, refuses, tmp_path):
     folder = shutil.copytree(exported, tmp_path / "model")
+    (folder / "README.md").write_text("years of work")
+    (folder / "text.onnx").write_text("of another kind of model")
     before = config_of(folder)
     refuses(translation.last, folder, words=[f"{folder} exists", "--force", "new folder"])
     assert config_of(folder) == before
     export(translation.last, folder, "--force")
     assert (before["number_format"], config_of(folder)["number_format"]) == ("float32", "int8")
     Translator(folder)
+    assert (folder / "README.md").read_text() == "years of work"
+    names = {"config.json", "README.md", *config_of(folder)["files"]}
+    assert {path.name for path in folder.iterdir()} == names
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert set(folders.NAMES) > names - {"README.md"}
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
@@ -168,7 +176,9 @@ def test_what_is_no_exported_folder_is_never_replaced(translation, refuses, tmp_
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/thesis.tex").write_text("years of work")
     (tmp_path / "file").write_text("")
-    for name in ("folder", "file"):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text('{"model_type": "bert"}')
+    for name in ("folder", "file", "other"):
         refuses(translation.last, tmp_path / name, *force, words=[f"{tmp_path / name} exists; give the name of a new"])
     assert (tmp_path / "folder/thesis.tex").read_text() == "years of work"
 
@@ -205,6 +215,11 @@ def test_models_that_cannot_be_exported_are_refused_by_option(classifiers, refus
     refuses(trained.last, tmp_path / "model", "--data", trained.data, words=words)
     trained = classifiers("tokens")
     refuses(trained.last, tmp_path / "model", "--data", trained.data, words=["--encoder-token-mixer other than mega"])
+
+
+def test_a_classifier_takes_no_pieces(classifiers, pieces_model, refuses, tmp_path):
+    words = ["checkpoint_last.pt is a classifier", "leave --sentencepiece-model out"]
+    refuses(classifiers("values").last, tmp_path / "model", "--sentencepiece-model", pieces_model, words=words)
 
 
 def test_dictionaries_that_are_missing_or_of_other_data_are_refused(translation, refuses, tmp_path):
