@@ -68,7 +68,8 @@ def test_sources_and_translations_as_long_as_the_model_allows(bias, source, targ
     rows, options = sources(longest[0], 3), {"beam": 3, "max_len_b": 100}
     found = ours(translator, rows, **options)
     assert_same(found, theirs(model, rows, **options))
-    assert ours(translator, rows, beam=3, max_len_a=float("inf")) == found
+    if bias == "simple":  # the others have no limit but that of the graphs' tables
+        assert ours(translator, rows, beam=3, max_len_a=float("inf")) == found
     assert {len(tokens) for each in found for tokens, _ in each} == {longest[1]}
     assert translator.config["limits"] == dict(zip(("source", "target"), (min(n, 8192) for n in model.max_positions())))
 
