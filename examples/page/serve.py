@@ -94,9 +94,9 @@ def server(models: Path, port: Optional[int] = None) -> ThreadingHTTPServer:
     handler = partial(Handler, models)
     try:
         return ThreadingHTTPServer(("127.0.0.1", PORT if port is None else port), handler)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         if port is not None:
-            sys.exit(f"port {port} cannot be used ({error.strerror}): choose another one, or none")
+            sys.exit(f"port {port} cannot be used ({error}): choose another one, or none")
         return ThreadingHTTPServer(("127.0.0.1", 0), handler)
 
 
@@ -105,6 +105,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, help=f"(default: {PORT}, or any free one)")
     parser.add_argument("--models", type=Path, default=MODELS, metavar="FOLDER", help="(default: %(default)s)")
     arguments = parser.parse_args()
+    if not arguments.models.is_dir():
+        sys.exit(f"there is no folder {arguments.models}: give one with exported models as --models")
     with server(arguments.models, arguments.port) as running:
         print(f"open http://127.0.0.1:{running.server_address[1]} in a browser; Ctrl-C ends this", flush=True)
         try:

@@ -117,6 +117,21 @@ def test_a_given_port_that_is_taken_is_refused_in_one_sentence():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--port=99999"], r"port 99999 cannot be used \(.*0-65535.*\): choose another one, or none\n"),
+        (["--models=none"], r"there is no folder none: give one with exported models as --models\n"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_sentence(words, said):
+    process = start(*words)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert re.fullmatch(said, err)
+
+
+@pytest.mark.slow
 def test_without_npm_the_page_says_what_to_do(tmp_path):
     """From a copy, which has no onnxruntime-web."""
     copy = tmp_path / "bring.py"
