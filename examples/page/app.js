@@ -24,7 +24,7 @@ const configs = await Promise.all(
     }),
 );
 for (const [kind, [place, Panel]] of Object.entries(PANELS)) {
-    const models = configs.filter(([, config]) => config.kind === kind);
+    const models = configs.filter(([, config]) => config?.kind === kind);
     new Panel(document.getElementById(place), Object.fromEntries(models));
 }
 document.body.dataset.ready = "yes";

@@ -50,7 +50,7 @@ export class Draw extends Panel {
         this.fields = Array(SIDE * SIDE).fill(0);
         this.strokes = []; // of the pen: the points of each
         this.show();
-        this.runner.stop();
+        this.cancel();
         this.say("");
         for (const { meter, percent, row } of this.meters) {
             meter.value = 0;

@@ -16,7 +16,7 @@ export class Panel {
         if (names.length === 0) {
             this.form.hidden = true;
             this.find(".missing").hidden = false;
-            this.find(".missing").textContent = `There is no ${kind} in the folder pretrained; export one there.`;
+            this.find(".missing").textContent = `There is no ${kind} in the folder of models; export one there.`;
             return;
         }
         this.runner = new Runner(kind);
@@ -49,19 +49,27 @@ export class Panel {
         this.find(".examples").replaceChildren(...(buttons.length > 0 ? ["Examples:", ...buttons] : []));
     }
 
-    /** Runs the model; gives whether it came to its end. Errors appear in this panel. */
+    /** Runs the model; gives whether it came to its end, or another request to its place. Errors appear in this panel. */
     async request(input, options, onEvent) {
         const number = ++this.number;
         this.busy(true);
         this.say("Loading the model\u2026");
         try {
-            return await this.runner.run(`models/${this.name}`, input, options, onEvent);
+            const ended = await this.runner.run(`models/${this.name}`, input, options, onEvent);
+            return ended || number !== this.number;
         } catch (error) {
             if (number === this.number) this.say(error.message, true);
-            return false;
+            return number !== this.number;
         } finally {
             if (number === this.number) this.busy(false);
         }
+    }
+
+    /** Ends a request that nobody waits for any more. */
+    cancel() {
+        this.number++;
+        this.runner.stop();
+        this.busy(false);
     }
 
     busy(is) {

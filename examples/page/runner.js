@@ -6,6 +6,7 @@ export class Runner {
         this.kind = kind;
         this.waiting = new Map(); // what is done with the answers to each request
         this.newest = 0;
+        this.failure = null; // why there is no worker
         this.worker = new Worker("worker.js", { type: "module" });
         this.worker.onmessage = ({ data }) => this.answered(data);
         this.worker.onerror = () => this.failed("the page's programs cannot be loaded; run make page again");
@@ -20,20 +21,23 @@ export class Runner {
     }
 
     failed(message) {
-        for (const { reject } of this.waiting.values()) reject(new Error(message));
+        this.failure = new Error(message);
+        for (const { reject } of this.waiting.values()) reject(this.failure);
     }
 
     /** Stops the request before, if there is one; gives whether this one came to its end. */
     run(path, input, options, onEvent) {
         this.stop();
-        const id = ++this.newest;
+        const id = this.newest;
+        if (this.failure !== null) return Promise.reject(this.failure);
         return new Promise((resolve, reject) => {
             this.waiting.set(id, { onEvent, resolve, reject });
             this.worker.postMessage({ id, kind: this.kind, path, input, options });
         });
     }
 
+    /** Stops the newest request, from which no more events come. */
     stop() {
-        this.worker.postMessage({ stop: this.newest });
+        this.worker.postMessage({ stop: this.newest++ });
     }
 }

@@ -43,7 +43,7 @@ export class Translate extends Panel {
         this.find(".looks").hidden = this.find(".speed").hidden = true;
         this.redrawn = 0;
         if (this.count === 0) {
-            this.runner.stop();
+            this.cancel();
             this.say("Type a text first.");
             return;
         }

@@ -20,6 +20,11 @@ onmessage = ({ data }) => {
 
 async function answer({ id, kind, path, input, options }) {
     try {
+        await new Promise((resolve) => setTimeout(resolve)); // it may be stopped already
+        if (stopped.has(id)) {
+            postMessage({ id, ended: false });
+            return;
+        }
         if (!models.has(path)) models.set(path, await KINDS[kind].open(path));
         let since = performance.now();
         for await (const event of models.get(path).stream(input, options)) {

@@ -24,7 +24,7 @@ export class Write extends Panel {
 
     example(text) {
         this.form.start.value = text;
-        this.run();
+        this.form.requestSubmit(); // after a check of the numbers
     }
 
     async run() {

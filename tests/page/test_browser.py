@@ -8,7 +8,7 @@ import pytest
 
 from mega_runtime import Classifier, Translator
 from tests.helpers import browser as browsers
-from tests.helpers.page import CHAPTER, MISSING, Served
+from tests.helpers.page import CHAPTER, MISSING, PAGE, Served
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +88,39 @@ def test_text_is_typed_and_its_words_show_where_they_look(page, models):
 def test_no_text_asks_for_one(page):
     page.click("#translate [type=submit]")
     assert page.run(STATUS.format("translate")) == "Type a text first."
+
+
+def test_a_newer_request_takes_the_place_of_one_that_runs(page, models):
+    """What the older one gave and its end are not shown with the newer one's."""
+    page.run(
+        """
+        window.said = [];
+        const status = document.querySelector("#translate .status");
+        new MutationObserver(() => window.said.push(status.textContent)).observe(status, { childList: true });
+        """
+    )
+    submit = """
+        document.querySelector("#source").value = arguments[0];
+        document.querySelector("#translate form").requestSubmit();
+    """
+    page.run(submit, "\n".join(CHAPTER_LINES * 9))
+    page.wait(lambda: page.run("return window.said.length > 2"))
+    page.run(submit, "And God said.")
+    assert finished(page, "translate").startswith("1 of 1 lines")
+    page.run(submit, "\n".join(CHAPTER_LINES * 9))
+    page.wait(lambda: page.run(STATUS.format("translate")).count("of 198") > 0)
+    page.run(submit, "")
+    assert not page.run(BUSY.format("translate"))
+    time.sleep(1)
+    assert page.run(STATUS.format("translate")) == "Type a text first."
+    assert not [each for each in page.run("return window.said") if "stopped" in each]
+
+
+def test_an_example_with_a_number_that_is_missing_does_not_run(page):
+    page.run("document.querySelector('#write [name=tokens]').value = ''; ")
+    page.run("for (const each of document.querySelectorAll('#write .examples button')) each.click()")
+    assert page.run(STATUS.format("write")) == ""
+    assert not page.run(BUSY.format("write"))
 
 
 def test_5000_words_are_translated_line_by_line_while_the_page_responds_and_can_be_stopped(page):
@@ -195,6 +228,27 @@ def test_a_lost_or_changed_file_concerns_its_panel_only(window, models, tmp_path
         page.type("#draw canvas", " ")
         assert finished(page, "draw").startswith("It looks like ")
     window.errors()  # the lost file is among them
+
+
+def test_a_config_without_content_concerns_its_folder_only(window, models, tmp_path):
+    shutil.copytree(models / "digits", tmp_path / "digits")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text("null")
+    with Served(tmp_path) as server:
+        page = opened(window, server)
+        page.type("#draw canvas", " ")
+        assert finished(page, "draw").startswith("It looks like ")
+
+
+def test_a_page_without_onnxruntime_says_so_each_time(window, models, monkeypatch, tmp_path):
+    shutil.copytree(PAGE, tmp_path / "page", ignore=shutil.ignore_patterns("ort"))
+    with Served(models) as server:
+        monkeypatch.setitem(server.running.RequestHandlerClass.func.file.__globals__, "PAGE", tmp_path / "page")
+        page = opened(window, server)
+        for _ in range(2):
+            page.type("#draw canvas", " ")
+            assert finished(page, "draw") == "the page's programs cannot be loaded; run make page again"
+    window.errors()
 
 
 def test_panels_without_a_model_say_so(window, models, tmp_path):
