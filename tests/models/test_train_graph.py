@@ -30,6 +30,7 @@ MODELS = {
     "lines": (translation_model, {"dropout": 0.0, "decoder_chunk_size": 3, **IN_LINES}),
     "language model": (language_model, {}),
     "gau": (language_model, {"token_mixer": "gau"}),
+    "flash": (language_model, {"token_mixer": "flash"}),
     "megalodon": (language_model, {"token_mixer": "megalodon", "decoder_two_hop": True}),
     "classifier": (classifier, {}),
     "masked language model": (encoder, {}),
