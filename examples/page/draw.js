@@ -19,7 +19,7 @@ export class Draw extends Panel {
             this.stroke(event);
         };
         this.canvas.onpointermove = (event) => {
-            if (event.buttons > 0) this.stroke(event);
+            if (this.canvas.hasPointerCapture(event.pointerId)) this.stroke(event);
         };
         this.canvas.onkeydown = (event) => this.pressed(event);
         this.canvas.onfocus = this.canvas.onblur = () => this.show();
