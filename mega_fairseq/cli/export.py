@@ -49,13 +49,13 @@ def run(arguments: argparse.Namespace) -> None:
         with quiet_output(), errors_of(path):
             differences = write(unfinished, arguments)
             record(unfinished, differences)
+        size = sum(file.stat().st_size for file in unfinished.iterdir()) / 1e6
         if target.exists():
             replace(target, unfinished)
         else:
             unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    size = sum(file.stat().st_size for file in target.iterdir()) / 1e6
     print(f"wrote {target}, {size:.1f} MB in {arguments.format}")
     shown = (f"{name} {d if isinstance(d, str) else f'{d:.2g}'}" for name, d in differences.items())
     print("differences from the checkpoint:", ", ".join(shown))
