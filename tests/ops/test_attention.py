@@ -70,10 +70,11 @@ def fused(causal, padding=None):
     return attend
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize(
+    ("heads", "padding"), [*((None, padding) for padding in PADDINGS), (2, "none"), (2, "scattered")]
+)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
-@pytest.mark.parametrize("heads", [None, 2])
 def test_tiles_equal_the_definition_in_values_and_all_gradients(heads, function, causal, padding):
     groups = 3 if heads is None else 2 * heads
     for queries, keys in SHAPES:
@@ -172,8 +173,7 @@ def test_dropout_either_drops_a_weight_or_scales_it(function):
     assert 0.15 < 1 - kept[seen].double().mean().item() < 0.35
 
 
-@pytest.mark.parametrize("padding", ["none", "left"])
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize(("causal", "padding"), [(False, "left"), (True, "none")], ids=["all, padded", "causal"])
 @pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
 def test_gradients_are_those_of_the_weights_kept_by_dropout(function, causal, padding):
     pads, inputs = padding_of(padding, 2, 5), qkv(4, 5, groups=2, width=2, values=3, heads=2, multiplier=True)
@@ -225,9 +225,10 @@ def masks_of_the_fused_kernel(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("values", [16, 24], ids=["equal widths", "wide values"])
-@pytest.mark.parametrize("padding", ["none", "right"])
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize(
+    ("causal", "padding", "values"),
+    [(False, "none", 24), (False, "right", 16), (True, "none", 16), (True, "right", 16)],
+)
 @pytest.mark.parametrize("name", POSITION_BIASES)
 def test_on_gpus_no_position_bias_becomes_a_matrix_of_queries_times_keys(name, causal, padding, values, monkeypatch):
     groups, size = 2, 1024
