@@ -43,11 +43,17 @@ def process(outside):
 
 @pytest.fixture
 def command(capsys, tmp_path):
-    """The same without a new process, with this text or these bytes in a file."""
+    """The same without a new process, with this text or these bytes in a file, or None for commands that read none."""
 
     def call(*arguments, text=""):
-        (tmp_path / "given").write_bytes(text if isinstance(text, bytes) else text.encode())
-        code = main([*map(str, arguments), "--input", str(tmp_path / "given")])
+        words = [*map(str, arguments)]
+        if text is not None:
+            (tmp_path / "given").write_bytes(text if isinstance(text, bytes) else text.encode())
+            words += ["--input", str(tmp_path / "given")]
+        try:
+            code = main(words)
+        except SystemExit as end:  # of argparse
+            code = end.code
         return code, *capsys.readouterr()
 
     return call
@@ -198,9 +204,9 @@ def test_wrong_folders_are_refused(refuses, tmp_path):
     refuses("continue", folder(), words=["contains a translation model", "language model"])
 
 
-def test_usage(process):
-    assert process("--version")[0] == 0
-    assert "--threads" in process("translate", "--help")[1]
+def test_usage(command):
+    assert command("--version", text=None)[0] == 0
+    assert "--threads" in command("translate", "--help", text=None)[1]
 
 
 @pytest.mark.parametrize(
@@ -211,13 +217,14 @@ def test_usage(process):
         (["translate", "x", "--beam=two"], "mega-runtime translate: argument --beam: invalid int value: 'two'; "),
     ],
 )
-def test_a_wrong_option_is_named_in_one_line(process, words, said):
-    code, out, err = process(*words)
-    program = said.split(":")[0]
-    assert (code, out, err) == (2, "", f"{said}{program} --help lists what there is\n")
+def test_a_wrong_option_is_named_in_one_line(command, words, said):
+    code, out, err = command(*words, text=None)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(said)
+    assert f"; {said.split(':')[0]} --help" in err
 
 
-def test_a_folder_is_described(process, tmp_path):
+def test_a_folder_is_described(process, command, tmp_path):
     ours = documents(ends=2.0, cross_attention_positions="sentence", **CHUNKS)[2]
     kinds = {
         folder(): ["translation model", "float32", "8,192 (target)"],
@@ -228,10 +235,11 @@ def test_a_folder_is_described(process, tmp_path):
         exported_classifier("tokens", pairs=True): ["pairs of tokens"],
     }
     for path, words in kinds.items():
-        code, said, err = process("info", path)
+        code, said, err = command("info", path, text=None)
         assert (code, err) == (0, "")
         assert not [word for word in [*words, "half-lives, median", "format             1, "] if word not in said], said
-    code, said, err = process("info", tmp_path)
+    assert process("info", path) == (0, said, "")
+    code, said, err = command("info", tmp_path, text=None)
     assert (code, said, err.count("\n")) == (1, "", 1)
     assert "config.json" in err
 

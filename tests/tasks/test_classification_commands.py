@@ -36,12 +36,6 @@ def trained(request, classifiers):
     return classifiers(request.param)
 
 
-@pytest.fixture
-def data(classifiers):
-    """The folder of data of a kind."""
-    return lambda kind: classifiers(kind).data
-
-
 def validated(folder, path, *words, task=TASK):
     words = [*task, "--log-format=json", f"--path={path}", *words]
     return records(fairseq("validate", folder, *words), "valid")[-1]
@@ -83,23 +77,21 @@ def test_a_training_is_not_resumed_with_classes_in_another_order(classifiers, tm
     assert "other classes" in failure("train", tmp_path / "data", *words_of("values", **start))
 
 
-def test_a_head_never_starts_anew_in_an_evaluation(data, classifiers, edited):
-    path = edited(
-        classifiers("tokens").last, lambda content: content["cfg"]["checkpoint"].update(finetune_from_model="x")
-    )
+def test_a_head_never_starts_anew_in_an_evaluation(classifiers, edited):
+    trained = classifiers("tokens")
+    path = edited(trained.last, lambda content: content["cfg"]["checkpoint"].update(finetune_from_model="x"))
     words = [*task_of("tokens"), "--num-classes=3", "--batch-size=8", f"--path={path}"]
-    assert "sentence_classification_head cannot be loaded" in failure("validate", data("tokens"), *words)
+    assert "sentence_classification_head cannot be loaded" in failure("validate", trained.data, *words)
 
 
-def test_fairseqs_task_joins_pairs(data, tmp_path):
-    shutil.copytree(data("tokens"), tmp_path / "pairs")
-    shutil.copytree(data("tokens") / "input0", tmp_path / "pairs/input1")
+def test_fairseqs_task_joins_pairs(classifiers, tmp_path):
+    trained = classifiers("tokens")
+    shutil.copytree(trained.data, tmp_path / "pairs")
+    shutil.copytree(trained.data / "input0", tmp_path / "pairs/input1")
     joined = {"init_token": 0, "separator_token": 2, "max_positions": 50, "max_update": 1}
     said = fairseq("train", tmp_path / "pairs", *words_of("tokens", **joined, save_dir=tmp_path))
-    single = {"init_token": 0, "max_positions": 50, "max_update": 1, "save_dir": tmp_path / "single"}
-    alone = fairseq("train", data("tokens"), *words_of("tokens", **single))
-    sizes = [records(output, "train_inner")[0]["wpb"] for output in (said, alone)]
-    assert sizes[0] == 2 * sizes[1]  # <s> a </s> </s> b </s>, and <s> a </s> twice
+    found, single = (records(output, "train_inner")[0] for output in (said, trained.said))
+    assert found["wpb"] == 2 * (single["wpb"] + single["bsz"])  # <s> a </s> </s> b </s>, and a </s> alone
     said = failure("mega-fairseq", "classify", tmp_path / "checkpoint_last.pt", tmp_path / "pairs", "--cpu")
     assert "--pairs" in said
 
