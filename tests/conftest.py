@@ -1,14 +1,17 @@
 """Fixtures for several files: data, models and commands."""
 
 import functools
+import os
 import shutil
 
 import pytest
 import torch
 
 import tests.helpers.profiles  # noqa: F401 - loads the profile of hypothesis
-from tests.helpers import classifiers as classifiers_of
-from tests.helpers.commands import fairseq, preprocess_text, trained
+from mega_fairseq.cli.main import main
+from tests.helpers import commands
+from tests.helpers.classifiers import write_and_train
+from tests.helpers.commands import fairseq, once, preprocess_text, refused_by, trained
 from tests.helpers.recipes import bible_recipe, small_bible
 from tests.helpers.released import converter
 from tests.helpers.sweeps import make_models
@@ -23,12 +26,16 @@ def pytest_make_collect_report(collector):
         report.outcome, report.longrepr = "skipped", (str(collector.path), None, "Skipped: Triton is not installed")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _shared(tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp()
+    commands.SHARED = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 @pytest.fixture(scope="session")
-def sweep_folder(tmp_path_factory):
+def sweep_folder():
     """The data and models of tests/helpers/sweeps.py."""
-    place = tmp_path_factory.mktemp("sweep")
-    make_models(place)
-    return place
+    return once("sweeps", make_models)
 
 
 @pytest.fixture(scope="session")
@@ -44,14 +51,18 @@ def translation():
 
 
 @pytest.fixture(scope="session")
-def bible(tmp_path_factory):
+def bible():
     """Data of a few chapters, with the chapter of each line."""
-    folder = small_bible(tmp_path_factory.mktemp("bible"))
-    words = ["--source-lang=en", "--target-lang=de", "--joined-dictionary", f"--destdir={folder}/bin"]
-    fairseq("preprocess", *words, *(f"--{split}pref={folder / split}" for split in ("train", "valid", "test")))
-    for path in folder.glob("*.docs"):
-        shutil.copy(path, folder / "bin")
-    return folder / "bin"
+
+    def binarise(folder):
+        small_bible(folder)
+        words = ["--source-lang=en", "--target-lang=de", "--joined-dictionary", f"--destdir={folder}/bin"]
+        fairseq("preprocess", *words, *(f"--{split}pref={folder / split}" for split in ("train", "valid", "test")))
+        for path in folder.glob("*.docs"):
+            shutil.copy(path, folder / "bin")
+        return folder / "bin"
+
+    return once("bible", binarise)
 
 
 @pytest.fixture(scope="session")
@@ -63,21 +74,41 @@ def prepared_bible(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def classifiers(tmp_path_factory):
+def classifiers():
     """Trains a classifier of tests/helpers/classifiers.py for one kind of inputs once."""
-
-    @functools.lru_cache(maxsize=None)
-    def trained(kind):
-        data = classifiers_of.write_data(tmp_path_factory.mktemp(kind), kind)
-        return classifiers_of.train(tmp_path_factory.mktemp(f"{kind}-model"), data, kind)
-
-    return trained
+    return lambda kind: once(f"classifier-{kind}", functools.partial(write_and_train, kind))
 
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory):
     """A function from a golden model to the path of its converted checkpoint."""
     return converter(tmp_path_factory.mktemp("converted"))
+
+
+@pytest.fixture
+def cli(capsys):
+    """Runs `mega-fairseq ARGUMENTS` in this process; returns exit code, stdout and stderr."""
+
+    def call(*arguments):
+        capsys.readouterr()  # discards earlier output
+        return main([*map(str, arguments)]), *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def refuses(cli, tmp_path):
+    """Checks that `mega-fairseq ARGUMENTS` fails with an error that contains these words, and changes no file."""
+
+    def files():
+        return {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+
+    def call(*arguments, words):
+        before = files()
+        refused_by(arguments[0], cli(*arguments), *words)
+        assert files() == before
+
+    return call
 
 
 @pytest.fixture

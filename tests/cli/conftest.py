@@ -1,35 +1,6 @@
-"""Fixtures that call `mega-fairseq` in this process."""
+"""A fixture of the tests of `sweep` and of checkpoints that it reads."""
 
 import pytest
-
-from mega_fairseq.cli.main import main
-from tests.helpers.commands import refused_by
-
-
-@pytest.fixture
-def cli(capsys):
-    """Runs `mega-fairseq ARGUMENTS`; returns exit code, stdout and stderr."""
-
-    def call(*arguments):
-        capsys.readouterr()  # discards earlier output
-        return main([*map(str, arguments)]), *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture
-def refuses(cli, tmp_path):
-    """Checks that `mega-fairseq ARGUMENTS` fails with an error that contains these words, and changes no file."""
-
-    def files():
-        return {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-
-    def call(*arguments, words):
-        before = files()
-        refused_by(arguments[0], cli(*arguments), *words)
-        assert files() == before
-
-    return call
 
 
 @pytest.fixture

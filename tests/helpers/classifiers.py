@@ -62,7 +62,7 @@ def write_values(folder: Path, split: str, chance: random.Random, labels: Sequen
     np.save(folder / f"{split}.npy", np.array([[*one, 127, *other] for one, other in halves], dtype=np.uint8))
 
 
-def write_data(folder: Path, kind: str) -> Path:
+def write_data(folder: Path, kind: str) -> None:
     for split, size in EXAMPLES.items():
         chance = random.Random(split)
         labels = chance.choices(LABELS, k=size)
@@ -70,7 +70,6 @@ def write_data(folder: Path, kind: str) -> Path:
         {"tokens": write_tokens, "bytes": write_pairs, "values": write_values}[kind](folder, split, chance, labels)
     if kind == "tokens":
         binarise(folder)
-    return folder
 
 
 def words_of(kind: str, **more: Any) -> List[str]:
@@ -81,7 +80,10 @@ def words_of(kind: str, **more: Any) -> List[str]:
     return [*task_of(kind), *as_words(given)]
 
 
-def train(folder: Path, data: Path, kind: str) -> SimpleNamespace:
+def write_and_train(kind: str, place: Path) -> SimpleNamespace:
+    data, folder = place / "data", place / "model"
+    data.mkdir()
+    write_data(data, kind)
     saving = {"save_dir": folder, "save_interval_updates": WITHIN_EPOCH, "max_update": UPDATES}
     said = fairseq("train", data, *words_of(kind, **saving))
     return SimpleNamespace(kind=kind, folder=folder, data=data, last=folder / "checkpoint_last.pt", said=said)

@@ -6,11 +6,13 @@ that has imported both, but no command; `fresh` starts a new process, as a shell
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import json
 import logging
 import multiprocessing
 import os
+import pickle
 import random
 import re
 import runpy
@@ -202,43 +204,60 @@ def interactive(data: Path, inputs: Sequence[str], *arguments: Any) -> str:
         return fairseq("interactive", data, "--input", file.name, *arguments)
 
 
-@functools.lru_cache(maxsize=None)
-def _preprocessed(write: Callable[[Path], None], suffix: str, *words: str) -> "tempfile.TemporaryDirectory[str]":
-    """A folder with the text of `write`, binarised in `bin`. Made once per test process and then copied."""
-    folder = tempfile.TemporaryDirectory()
-    write(Path(folder.name))
-    files = [f"--{split}pref={folder.name}/{split}{suffix}" for split in ("train", "valid", "test")]
-    fairseq("preprocess", *words, *files, f"--destdir={folder.name}/bin")
-    return folder
+SHARED = Path("unset")  # a folder of all processes of a test run; tests/conftest.py sets it
+
+
+def once(name: str, make: Callable[[Path], Any]) -> Any:
+    """What `make` returns for a new folder, in the first process of the test run that asks for it."""
+    folder, kept = SHARED / name, SHARED / f"{name}.pickle"
+    with open(SHARED / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a test that failed
+            folder.mkdir()
+            kept.write_bytes(pickle.dumps(make(folder)))
+    return pickle.loads(kept.read_bytes())
+
+
+def _preprocessed(write: Callable[[Path], None], suffix: str, *words: str) -> Path:
+    """A folder with the text of `write`, binarised in `bin`. Made once and then copied."""
+
+    def make(folder: Path) -> Path:
+        write(folder)
+        files = [f"--{split}pref={folder}/{split}{suffix}" for split in ("train", "valid", "test")]
+        fairseq("preprocess", *words, *files, f"--destdir={folder}/bin")
+        return folder
+
+    return once(write.__name__, make)
 
 
 def preprocess_text(folder: Path) -> Path:
     """Puts the text of `write_text` into a folder and binarises it with fairseq-preprocess."""
-    shutil.copytree(_preprocessed(write_text, ".text", "--only-source").name, folder, dirs_exist_ok=True)
+    shutil.copytree(_preprocessed(write_text, ".text", "--only-source"), folder, dirs_exist_ok=True)
     return folder / "bin"
 
 
 def preprocess_pairs(folder: Path) -> Path:
     """Puts the sentences of `write_corpus` into a folder and binarises them with one dictionary."""
     words = ("--source-lang=de", "--target-lang=en", "--joined-dictionary")
-    shutil.copytree(_preprocessed(write_corpus, "", *words).name, folder, dirs_exist_ok=True)
+    shutil.copytree(_preprocessed(write_corpus, "", *words), folder, dirs_exist_ok=True)
     return folder / "bin"
 
 
-@functools.lru_cache(maxsize=None)
 def trained(kind: str) -> SimpleNamespace:
-    """A model trained once per test process: "translation", 3 updates, or a language model of LM_HEADS, 40 updates."""
-    temporary = tempfile.TemporaryDirectory()
-    folder = Path(temporary.name)
-    if kind == "translation":
-        languages = ["--source-lang=de", "--target-lang=en"]
-        data, words, updates = preprocess_pairs(folder), [*TRANSLATION, *languages], 3
-    else:
-        data, words, updates = preprocess_text(folder), LANGUAGE_MODELS[kind], 40
-    where = ["--save-dir", folder, "--no-epoch-checkpoints"]
-    said = fairseq("train", data, *words, *where, "--max-update", updates)
-    last = folder / "checkpoint_last.pt"
-    return SimpleNamespace(temporary=temporary, folder=folder, data=data, words=words, last=last, said=said)
+    """A model trained once: "translation", 3 updates, or a language model of LM_HEADS, 40 updates."""
+
+    def train(folder: Path) -> SimpleNamespace:
+        if kind == "translation":
+            languages = ["--source-lang=de", "--target-lang=en"]
+            data, words, updates = preprocess_pairs(folder), [*TRANSLATION, *languages], 3
+        else:
+            data, words, updates = preprocess_text(folder), LANGUAGE_MODELS[kind], 40
+        where = ["--save-dir", folder, "--no-epoch-checkpoints"]
+        said = fairseq("train", data, *words, *where, "--max-update", updates)
+        return SimpleNamespace(folder=folder, data=data, words=words, last=folder / "checkpoint_last.pt", said=said)
+
+    return once(f"trained-{kind}", train)
 
 
 def fresh(*words: Any, cwd: Optional[Path] = None) -> str:

@@ -20,7 +20,7 @@ TRAINING = [
 ]
 
 
-def make_models(place: Path) -> None:
+def make_models(place: Path) -> Path:
     """Writes the binarised `data`, `rotary.pt`, trained for a few updates, and `simple.pt`, with random weights."""
     chance = random.Random(1)
     for split, lines in (("train", 60), ("test", 23), ("other", 7)):
@@ -37,6 +37,7 @@ def make_models(place: Path) -> None:
         tensor.mul_(3.0 if tensor.dim() > 1 else 1.0)  # makes the context matter, as more updates would
     torch.save(content, place / "rotary.pt")
     language_checkpoint(place / "rotary.pt", place / "simple.pt", "mega", rel_pos_bias="simple")
+    return place
 
 
 def language_checkpoint(trained: Path, target: Path, name: str, **options: Any) -> Path:
