@@ -10,7 +10,7 @@ from fairseq.models.ema import EMA
 from mega_fairseq.models import mega_classifier
 from mega_fairseq.modules.classification import pool
 from mega_fairseq.modules.normalization import SequenceNorm
-from tests.helpers.small_models import CHUNK, LENGTHS, batch, classifier, documents, of_example
+from tests.helpers.small_models import LENGTHS, batch, classifier, documents, of_example
 
 build = partial(of_example, classifier)
 
@@ -67,17 +67,6 @@ def test_pairs_are_refused_without_the_option_and_needed_with_it():
         scores(build("mega"), batch(documents()), batch(documents()))
     with pytest.raises(ValueError, match="^--pairs"):
         scores(build("mega", pairs=True), batch(documents()))
-
-
-@pytest.mark.parametrize("options", [{"rel_pos_bias": "simple"}, {"rel_pos_bias": "rotary"}], ids=str)
-def test_a_chunk_as_long_as_the_document_is_full_attention(options):
-    longest = max(LENGTHS)
-    whole, chunk, shorter = (
-        scores(build("mega", encoder_chunk_size=size, max_positions=longest, **options), batch(documents()))
-        for size in (-1, longest, CHUNK)
-    )
-    torch.testing.assert_close(chunk, whole)
-    assert not torch.allclose(shorter, whole)
 
 
 def test_numbers_behind_the_length_of_a_real_valued_input_change_nothing():

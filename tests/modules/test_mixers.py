@@ -113,11 +113,6 @@ def test_a_mixer_may_carry_the_state_of_its_norm_and_have_no_step_of_its_own(pre
     torch.testing.assert_close(torch.cat(outputs, 1), expected)
 
 
-def test_a_mixer_of_the_past_alone_is_refused_in_an_encoder():
-    with pytest.raises(ValueError, match="Centred only uses the past.*another --encoder-token-mixer"):
-        CentredConfig(DIM, causal=False, side="encoder")
-
-
 @every_example
 def test_weights_may_be_plain_attributes_as_in_replicas_and_fsdp(name):
     made, x = mixer(name), torch.randn(BATCH, LENGTH, DIM)
