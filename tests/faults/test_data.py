@@ -13,11 +13,6 @@ from tests.helpers.commands import CPU, LM, PLUGIN, failure, fairseq, perplexity
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def language_model():
-    return trained("softmax")
-
-
 def words_of(command, data, model, folder):
     """A command of fairseq on this data."""
     words = {
@@ -57,8 +52,9 @@ def test_a_checkpoint_of_another_dictionary_is_refused(kind, command, change, tm
 # ------------------------------------------------------------------------------------------------ tiny and huge
 
 
-def test_documents_of_one_token_are_trained_on_and_evaluated(language_model, tmp_path):
+def test_documents_of_one_token_are_trained_on_and_evaluated(tmp_path):
     """Empty lines, of one token, are at the start, in the middle and at the end."""
+    language_model = trained("softmax")
     text = "\n" + "a b a\n\nb\n\n\n\na\n" * 9 + "\n\n"
     for split in ("train", "test"):
         (tmp_path / split).write_text(text)
@@ -83,7 +79,8 @@ def binarise(path, lines, types=20):
     builder.finalize(f"{path}.idx")
 
 
-def test_a_huge_line_is_trained_on_in_segments_and_evaluated(language_model, tmp_path):
+def test_a_huge_line_is_trained_on_in_segments_and_evaluated(tmp_path):
+    language_model = trained("softmax")
     shutil.copy(language_model.data / "dict.txt", tmp_path)
     trained_on, evaluated_on = 40_000, 100_000
     for split, lines in (("train", [trained_on]), ("valid", [9]), ("test", [3, evaluated_on, 1])):

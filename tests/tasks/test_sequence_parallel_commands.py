@@ -25,6 +25,7 @@ from tests.helpers.commands import (
     as_words,
     fairseq,
     free_port,
+    once,
     perplexity,
     start_processes,
     succeed,
@@ -54,13 +55,11 @@ def shared(size):
     return [f"--sequence-parallel-size={size}", f"--max-tokens={TOKENS // size}"]
 
 
-@pytest.fixture(scope="session")
-def run(text, tmp_path_factory):
+@pytest.fixture
+def run(text):
     """Trains once with so many processes, of which `size` share each segment, and returns the folder."""
 
-    @functools.lru_cache(maxsize=None)
-    def train(processes, size, batches=1):
-        folder = tmp_path_factory.mktemp("run")
+    def train(processes, size, batches, folder):
         words = [text, *WORDS, *shared(size), f"--update-freq={batches}", "--save-dir", folder]
         if processes == 1:
             fairseq("train", *words)
@@ -68,24 +67,25 @@ def run(text, tmp_path_factory):
             train_in_processes(*words, count=processes)
         return folder
 
-    return train
+    def trained(processes, size, batches=1):
+        return once(f"sharing-{processes}-{size}-{batches}", functools.partial(train, processes, size, batches))
+
+    return trained
 
 
 # ------------------------------------------------------------------------------------------------ training
 
 
-@pytest.mark.parametrize(("processes", "size"), [(2, 2), (4, 2)])
-def test_shared_segments_train_like_one_process_with_whole_segments(run, processes, size):
-    groups = processes // size
-    folder, expected = run(processes, size), run(1, 1, batches=groups)
+def test_shared_segments_train_like_one_process_with_whole_segments(run):
+    """In two groups of two processes."""
+    folder, expected = run(4, 2), run(1, 1, batches=2)
     assert_same_course(folder, expected, range(1, UPDATES + 1), **CLOSE)
     ours, theirs = (course(at)[UPDATES].valid for at in (folder, expected))
     for name in ("loss", "bits_per_token"):
         assert ours[name][1] == theirs[name][1]  # tokens
         assert ours[name][0] / ours[name][1] == pytest.approx(theirs[name][0] / theirs[name][1], abs=1e-5)
-    if groups > 1:
-        tokens = [course(folder)[number].train["wpb"] for number in range(1, EPOCH + 1)]
-        assert tokens[-1] <= TOKENS < min(tokens[:-1])  # a group had no batch
+    tokens = [course(folder)[number].train["wpb"] for number in range(1, EPOCH + 1)]
+    assert tokens[-1] <= TOKENS < min(tokens[:-1])  # a group had no batch
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_torchrun_shares_segments_between_two_nodes(text, run, torchrun, tmp_pat
     words = [text, *WORDS, *shared(2), "--max-update=3", "--save-dir", tmp_path / "run"]
     nodes = [torchrun(tmp_path / f"node{rank}", [*where, f"--node_rank={rank}"], *words) for rank in (0, 1)]
     assert [node.wait(LIMIT) for node in nodes] == [0, 0], (tmp_path / "node0").read_text()
-    assert_same_course(tmp_path / "run", run(2, 2), [1, 2, 3], **CLOSE)
+    assert_same_course(tmp_path / "run", run(1, 1), [1, 2, 3], **CLOSE)
 
 
 def test_training_resumes_between_epochs_with_another_number_of_processes_for_each_segment(text, run, tmp_path):
@@ -145,7 +145,7 @@ def test_a_process_without_memory_ends_with_one_sentence(text):
 
 
 def test_a_stream_in_two_processes_has_the_loss_of_one_process(text, run):
-    words = [text, *LM, "--path", run(2, 2) / "checkpoint_last.pt", "--gen-subset=valid"]
+    words = [text, *LM, "--path", run(4, 2) / "checkpoint_last.pt", "--gen-subset=valid"]
     two = perplexity(succeed(start_processes(*words, "--sequence-parallel-size=2", command="eval-lm")))
     one = perplexity(fairseq("eval-lm", *words))
     assert two[0] == one[0] == (text / "valid.bin").stat().st_size // 2
