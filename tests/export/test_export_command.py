@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from mega_fairseq.cli.classify import load as load_classifier
-from mega_fairseq.cli.main import main
 from mega_fairseq.export import folder as folders
 from mega_fairseq.models import MegaTransformerModel
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
@@ -25,7 +24,6 @@ from tests.helpers.commands import (
     Running,
     fairseq,
     perplexity,
-    refused_by,
     translations,
 )
 from tests.helpers.exported import assert_same
@@ -42,21 +40,8 @@ def export(checkpoint, folder, *options):
 
 @pytest.fixture(scope="module")
 def exported(translation, tmp_path_factory):
-    """The translation model in float32."""
-    return export(translation.last, tmp_path_factory.mktemp("exported") / "model", "--format=float32")[0]
-
-
-@pytest.fixture
-def refuses(capsys, tmp_path):
-    """Checks that the command fails with one sentence with these words, and writes nothing."""
-
-    def call(*arguments, words):
-        before = sorted(tmp_path.rglob("*"))
-        capsys.readouterr()
-        refused_by("export", (main(["export", *map(str, arguments)]), *capsys.readouterr()), *words)
-        assert sorted(tmp_path.rglob("*")) == before
-
-    return call
+    """The translation model in float32, and what the command says."""
+    return export(translation.last, tmp_path_factory.mktemp("exported") / "model", "--format=float32")
 
 
 def config_of(folder):
@@ -66,14 +51,14 @@ def config_of(folder):
 # ------------------------------------------------------------------------------------------- models
 
 
-def test_a_translation_model_translates_as_fairseq_generate(translation, tmp_path):
-    folder, said = export(translation.last, tmp_path / "model", "--format=float32")
+def test_a_translation_model_translates_as_fairseq_generate(translation, exported):
+    folder, said = exported
     assert f"wrote {folder}" in said
     assert "same hypotheses 4 of 4" in said
     config = config_of(folder)
     assert config["differences"]["rms"] < 1e-5
     assert config["languages"] == ["de", "en"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["model"]
     said = fairseq("generate", translation.data, *GENERATION, "--path", translation.last, "--nbest=4")
     expected = {}
     for number, text, score in translations(said):
@@ -95,10 +80,11 @@ def test_a_language_model_has_the_loss_of_fairseq_eval_lm(tmp_path):
     log_probs = model.score_tokens(tokens)
     assert len(log_probs) == count
     assert -log_probs.mean(dtype=np.float64) / np.log(2) == pytest.approx(loss, abs=2e-3)
-    folder, _ = export(trained.last, tmp_path / "small", "--data", trained.data)
-    small = LanguageModel(folder).score_tokens(tokens)
-    assert 1e-5 < np.sqrt(np.mean((small - log_probs) ** 2)) < 0.05
+    folder, _ = export(trained.last, tmp_path / "small", "--data", trained.data, "--bytes")
+    small = LanguageModel(folder)
+    assert 1e-5 < np.sqrt(np.mean((small.score_tokens(tokens) - log_probs) ** 2)) < 0.05
     assert config_of(folder)["number_format"] == "int8"
+    assert small.segmented.split("\u20ac") == ["226", "130", "172"]
 
 
 def test_documents_are_translated_as_by_the_project(bible, tmp_path):
@@ -132,34 +118,29 @@ def test_classifiers_predict_as_the_project(classifiers, tmp_path, kind):
     assert len(found) == len(inputs)
 
 
-def test_the_segmentation_of_the_text_is_exported(translation, pieces_model, tmp_path):
-    folder, _ = export(translation.last, tmp_path / "pieces", "--sentencepiece-model", pieces_model)
+def test_segmentation_is_exported_and_languages_that_the_training_found_by_names_of_files_are_found_again(
+    translation, exported, edited, refuses, pieces_model, tmp_path
+):
+    path = edited(translation.last, lambda content: content["cfg"]["task"].update(source_lang=None, target_lang=None))
+    folder, _ = export(path, tmp_path / "model", "--sentencepiece-model", pieces_model)
     assert config_of(folder)["text"]["kind"] == "pieces"
     assert (folder / "pieces.model").read_bytes() == pieces_model.read_bytes()
     assert Translator(folder).segmented.split("der Hase") == Pieces(pieces_model).split("der Hase")
-    text = commands.trained("softmax")
-    folder, _ = export(text.last, tmp_path / "bytes", "--data", text.data, "--bytes")
-    assert LanguageModel(folder).segmented.split("\u20ac") == ["226", "130", "172"]
-
-
-def test_languages_that_the_training_found_by_the_names_of_its_files_are_found_again(
-    translation, exported, edited, refuses, tmp_path
-):
-    path = edited(translation.last, lambda content: content["cfg"]["task"].update(source_lang=None, target_lang=None))
-    folder, _ = export(path, tmp_path / "model")
-    assert (folder / "source.txt").read_bytes() == (exported / "source.txt").read_bytes()
-    refuses(path, tmp_path / "other", "--data", tmp_path, words=["edited.pt does not say its languages", "--data"])
+    assert (folder / "source.txt").read_bytes() == (exported[0] / "source.txt").read_bytes()
+    refuses(
+        "export", path, tmp_path / "other", "--data", tmp_path, words=["edited.pt does not say its languages", "--data"]
+    )
 
 
 # ------------------------------------------------------------------------------------------- folders
 
 
 def test_an_exported_folder_is_replaced_only_if_asked(translation, exported, refuses, tmp_path):
-    folder = shutil.copytree(exported, tmp_path / "model")
+    folder = shutil.copytree(exported[0], tmp_path / "model")
     (folder / "README.md").write_text("years of work")
     (folder / "text.onnx").write_text("of another kind of model")
     before = config_of(folder)
-    refuses(translation.last, folder, words=[f"{folder} exists", "--force", "new folder"])
+    refuses("export", translation.last, folder, words=[f"{folder} exists", "--force", "new folder"])
     assert config_of(folder) == before
     export(translation.last, folder, "--force")
     assert (before["number_format"], config_of(folder)["number_format"]) == ("float32", "int8")
@@ -179,20 +160,24 @@ def test_what_is_no_exported_folder_is_never_replaced(translation, refuses, tmp_
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text('{"model_type": "bert"}')
     for name in ("folder", "file", "other"):
-        refuses(translation.last, tmp_path / name, *force, words=[f"{tmp_path / name} exists; give the name of a new"])
+        refuses(
+            "export",
+            translation.last,
+            tmp_path / name,
+            *force,
+            words=[f"{tmp_path / name} exists; give the name of a new"],
+        )
     assert (tmp_path / "folder/thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.parametrize("fault", ["killed_while_exporting", "killed_after_export"])
-def test_a_killed_export_leaves_no_folder_under_its_name(translation, tmp_path, fault):
-    code, said = Running(
-        "mega-fairseq", "export", translation.last, tmp_path / "model", fault=getattr(faults, fault)
-    ).wait()
-    assert code == -signal.SIGKILL, said
-    assert not (tmp_path / "model").exists()
-    if fault == "killed_while_exporting":
-        with pytest.raises(FolderError):
-            Translator(tmp_path / "model.unfinished")
+def test_killed_exports_leave_no_folder_under_their_name(translation, tmp_path):
+    for fault in (faults.killed_while_exporting, faults.killed_after_export):
+        code, said = Running("mega-fairseq", "export", translation.last, tmp_path / "model", fault=fault).wait()
+        assert code == -signal.SIGKILL, said
+        assert not (tmp_path / "model").exists()
+        if fault is faults.killed_while_exporting:
+            with pytest.raises(FolderError):
+                Translator(tmp_path / "model.unfinished")
     export(translation.last, tmp_path / "model")
     Translator(tmp_path / "model")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
@@ -212,48 +197,57 @@ def test_a_full_disk_leaves_nothing(translation, tmp_path):
 def test_models_that_cannot_be_exported_are_refused_by_option(classifiers, refuses, tmp_path):
     trained = commands.trained("adaptive")
     words = ["--adaptive-input, --adaptive-softmax-cutoff"]
-    refuses(trained.last, tmp_path / "model", "--data", trained.data, words=words)
+    refuses("export", trained.last, tmp_path / "model", "--data", trained.data, words=words)
     trained = classifiers("tokens")
-    refuses(trained.last, tmp_path / "model", "--data", trained.data, words=["--encoder-token-mixer other than mega"])
+    refuses(
+        "export",
+        trained.last,
+        tmp_path / "model",
+        "--data",
+        trained.data,
+        words=["--encoder-token-mixer other than mega"],
+    )
 
 
 def test_a_classifier_takes_no_pieces(classifiers, pieces_model, refuses, tmp_path):
     words = ["checkpoint_last.pt is a classifier", "leave --sentencepiece-model out"]
-    refuses(classifiers("values").last, tmp_path / "model", "--sentencepiece-model", pieces_model, words=words)
+    refuses(
+        "export", classifiers("values").last, tmp_path / "model", "--sentencepiece-model", pieces_model, words=words
+    )
 
 
 def test_dictionaries_that_are_missing_or_of_other_data_are_refused(translation, refuses, tmp_path):
     target, text = tmp_path / "model", commands.trained("softmax")
-    refuses(text.last, target, words=["checkpoint_last.pt is a language model", "--data"])
-    refuses(text.last, target, "--data", tmp_path, words=[str(tmp_path / "dict.txt"), "--data"])
+    refuses("export", text.last, target, words=["checkpoint_last.pt is a language model", "--data"])
+    refuses("export", text.last, target, "--data", tmp_path, words=[str(tmp_path / "dict.txt"), "--data"])
     shutil.copytree(translation.data, tmp_path / "bin")
     path = tmp_path / "bin/dict.de.txt"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-8]))
-    refuses(translation.last, target, "--data", tmp_path / "bin", words=["types", f"{tmp_path / 'bin'}"])
+    refuses("export", translation.last, target, "--data", tmp_path / "bin", words=["types", f"{tmp_path / 'bin'}"])
     path.write_bytes(b"\xff 3\n")
-    refuses(translation.last, target, "--data", tmp_path / "bin", words=["dict.de.txt", "damaged"])
+    refuses("export", translation.last, target, "--data", tmp_path / "bin", words=["dict.de.txt", "damaged"])
     path.unlink()
-    refuses(translation.last, target, "--data", tmp_path / "bin", words=["dict.de.txt", "missing"])
+    refuses("export", translation.last, target, "--data", tmp_path / "bin", words=["dict.de.txt", "missing"])
 
 
 def test_other_wrong_arguments_are_refused(translation, refuses, tmp_path, monkeypatch):
     target = tmp_path / "model"
-    refuses(tmp_path / "none.pt", target, words=["none.pt"])
+    refuses("export", tmp_path / "none.pt", target, words=["none.pt"])
     (tmp_path / "text").write_text("text")
-    refuses(tmp_path / "text", target, words=["text is not a checkpoint"])
+    refuses("export", tmp_path / "text", target, words=["text is not a checkpoint"])
     for name in ("none", "text"):
         words = [f"--sentencepiece-model is {tmp_path / name}", "not a SentencePiece model"]
-        refuses(translation.last, target, "--sentencepiece-model", tmp_path / name, words=words)
+        refuses("export", translation.last, target, "--sentencepiece-model", tmp_path / name, words=words)
     find = importlib.util.find_spec
     for package in ("onnx", "mega_runtime"):
         with monkeypatch.context() as patch:
             patch.setattr(
                 importlib.util, "find_spec", lambda name, missing=package: None if name == missing else find(name)
             )
-            refuses(translation.last, target, words=[f"{package} is not installed", "pip install"])
+            refuses("export", translation.last, target, words=[f"{package} is not installed", "pip install"])
 
 
 def test_weights_that_are_not_finite_are_refused(translation, refuses, edited, tmp_path):
     path = edited(translation.last, lambda content: content["model"]["encoder.layers.0.mixer.ema.omega"].fill_(np.nan))
-    refuses(path, tmp_path / "model", words=["NaN or infinity", "omega"])
+    refuses("export", path, tmp_path / "model", words=["NaN or infinity", "omega"])
