@@ -22,16 +22,21 @@ bible() { # from one language to another
             --lr-scheduler polynomial_decay --total-num-update "$UPDATES" \
             --num-workers 0 --validate-interval 4 "${@:2}"
     }
-    # The learning rate falls linearly: on single lines to 1e-3, on windows to 0, for English to German twice.
+    # The learning rate falls linearly: on single lines to 1e-3 or 3e-4, on windows to 0. --seed draws new windows.
+    local last=$WORK/$NAME/lines/checkpoint_last.pt
+    go_on() {
+        train "$1" --finetune-from-model "$last" "${@:2}"
+        last=$WORK/$NAME/$1/checkpoint_last.pt
+    }
     UPDATES=3900 WARMUP=400 train lines --single-lines 1 --lr 5e-3 --end-learning-rate 1e-3
-    UPDATES=400 WARMUP=50 train windows --finetune-from-model "$WORK/$NAME/lines/checkpoint_last.pt" --lr 2e-3
-    local last=windows
     if [ "$NAME" = bible-en-de ]; then
-        last=more-windows
-        UPDATES=600 WARMUP=30 train $last --finetune-from-model "$WORK/$NAME/windows/checkpoint_last.pt" --lr 3e-3 --seed 2
+        UPDATES=4500 WARMUP=200 go_on more-lines --single-lines 1 --lr 4e-3 --end-learning-rate 3e-4 --seed 2
+        UPDATES=800 WARMUP=50 go_on windows --lr 2e-3 --seed 3
+        UPDATES=1000 WARMUP=30 go_on more-windows --lr 3e-3 --seed 4
+    else
+        UPDATES=400 WARMUP=50 go_on windows --lr 2e-3
     fi
-    publish "$WORK/$NAME/$last/checkpoint_last.pt" --data "$DATA/sentencepiece/bin" \
-        --sentencepiece-model "$DATA/sentencepiece/codes"
+    publish "$last" --data "$DATA/sentencepiece/bin" --sentencepiece-model "$DATA/sentencepiece/codes"
     cp "$DATA/sentencepiece/bin/dict.$source.txt" "$HERE/$NAME/dict.txt"
 }
 
