@@ -161,7 +161,7 @@ def test_readme_commands_translate_a_sentence(translated):
 @pytest.mark.slow
 def test_readme_commands_translate_with_an_exported_model(translated, place):
     said = run(commands(ROOT / "README.md", "mega-fairseq export"), place)
-    assert re.search(r"^differences from the checkpoint: rms .*\n.*\S.*\n1 lines", said, re.MULTILINE)
+    assert re.search(r"^differences from the checkpoint: rms .*\n.*\S.*\n1 line in", said, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -133,8 +133,12 @@ def run_translate(args: argparse.Namespace) -> None:
         now = time.monotonic()
         if again and now - shown > 0.2:
             shown = now
-            print(f"{again}{count:,} lines in {now - start:.1f} s", end="", file=sys.stderr, flush=True)
-    print(f"{again}{count:,} lines in {time.monotonic() - start:.1f} s", file=sys.stderr)
+            print(f"{again}{_counted(count, now - start)}", end="", file=sys.stderr, flush=True)
+    print(f"{again}{_counted(count, time.monotonic() - start)}", file=sys.stderr)
+
+
+def _counted(lines: int, seconds: float) -> str:
+    return f"{lines:,} {'line' if lines == 1 else 'lines'} in {seconds:.1f} s"
 
 
 def _lines(translator: Translator, lines: Iterator[str], args: argparse.Namespace) -> Iterator[str]:
