@@ -242,3 +242,10 @@ def test_options_without_a_dataclass_are_read(content, sweep_folder, sweep, cli,
     fairseq("eval-lm", sweep_folder / "data", *TASK, f"--path={path}", "--gen-subset=test", "--cpu")
     assert cli("inspect", path, f"--out={tmp_path / 'inspected'}")[0] == 0
     assert sweep("--chunks=8", model=path)[0] == 0
+
+
+def test_memory_that_fairseq_leaves_uninitialised_may_be_nan():
+    nan = torch.tensor([torch.nan])
+    untrusted.check_finite({"decoder.adaptive_softmax.head._float_tensor": nan})
+    with pytest.raises(UserError, match="'decoder.gamma'"):
+        untrusted.check_finite({"decoder.gamma": nan})
