@@ -8,7 +8,6 @@ float32 or better. The form in chunks has the sums before all chunks at once, n 
 computes them again.
 """
 
-from functools import partial
 from typing import NamedTuple, Optional, Tuple
 
 import torch
@@ -64,8 +63,8 @@ def chunk_memory(
             k = k.masked_fill(padding_from_lengths(finished, whole)[:, :, None, None], 0.0)
         seen = memory.tokens.unsqueeze(1) + chunk_size * torch.arange(q.size(1), device=q.device)  # tokens: (B, K)
         factor = torch.where(seen > 0, seen.clamp_min(1).to(dtype).reciprocal(), 0.0)[:, :, None, None]
-        read = partial(checkpoint, _read, use_reentrant=False, preserve_rng_state=False)  # nothing in it is random
-        out, after = read(q, k, v, memory.sum.to(dtype), factor)
+        inputs = q, k, v, memory.sum.to(dtype), factor
+        out, after = checkpoint(_read, *inputs, use_reentrant=False, preserve_rng_state=False)  # nothing is random
     return out.flatten(1, 2)[:, front : front + new], Memory(after, memory.tokens + finished * chunk_size)
 
 
