@@ -8,10 +8,10 @@
 
 Tasks: `lines` trains on single lines, `mixed` on them and windows of documents, `continued` on both from the weights of
 the run on `lines` with the same model, rate and seed, and `pretrained` on both from pretrained/bible-en-de, which is
-mega-sentence and has been trained for longer. The average of the last five checkpoints
-translates the test set as lines and, but for `lines`, in windows of several lengths. Half of the training documents
-contain lines that test recall: a code that the source has told some lines before, and a word that the target has
-chosen between two. Both are scored with the reference before the answer.
+mega-sentence and has been trained for longer. The average of the last five checkpoints translates the test set as lines
+and, but for `lines`, in windows of several lengths. Half of the training documents contain lines that test recall: a
+code that the source has told some lines before, and a word that the target has chosen between two. Both are scored with
+the reference before the answer.
 """
 
 import random

@@ -213,7 +213,7 @@ def check_ragged_pieces(layer: Layer, rows: Sequence[Tensor], masks: Sequence[Te
 def check_state_is_a_value(layer: Layer, x: Tensor, other: Tensor, cut: int) -> None:
     """A state can be used again after it was passed on, for any branch, and later calls do not change it."""
     first, state = layer.step(x[:, :cut], layer.start(), None)
-    _, state = layer.step(other[:, :1], state, None)  # the next token: now a cache may have room for more
+    _, state = layer.step(other[:, :1], state, None)  # the next token: now a cache may be longer than what it holds
     kept = map_state(lambda t: t.detach().clone(), state)
     expected, _ = layer.step(x[:, cut:], state, None)
     expected = expected.clone()
