@@ -30,7 +30,7 @@ class Weights:
         self.name, self.file = path.name, open(path, "wb")  # noqa: SIM115 - `close` closes it
         self.stored: Dict[bytes, Tuple[int, int]] = {}
 
-    def place(self, array: np.ndarray) -> Tuple[int, int]:
+    def store(self, array: np.ndarray) -> Tuple[int, int]:
         """Offset and length of this array in the file."""
         content = array.tobytes()
         key = hashlib.sha256(content).digest()
@@ -131,7 +131,7 @@ class Graph:
         if array.nbytes < EXTERNAL:
             return numpy_helper.from_array(array, name)
         tensor = TensorProto(name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype))
-        offset, length = self.weights.place(array)
+        offset, length = self.weights.store(array)
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (("location", self.weights.name), ("offset", offset), ("length", length)):
             tensor.external_data.add(key=key, value=str(value))

@@ -40,7 +40,7 @@ class TimeConfig(ChunkedConfig):
 class TimeMixer(ChunkedMixer):
     """A mixer with tables over the places of a chunk, which do not fit another chunk size."""
 
-    def places(self, learned: bool, value: float = 1.0) -> Optional[nn.Parameter]:
+    def learned_table(self, learned: bool, value: float = 1.0) -> Optional[nn.Parameter]:
         """A number for each head and place, if learned: (H, T)."""
         return nn.Parameter(torch.full((self.config.heads, self.config.chunk_size), value)) if learned else None
 

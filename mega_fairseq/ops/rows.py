@@ -1,8 +1,8 @@
 """What Triton kernels over rows (R, width) share: tiles, launches and sums over rows.
 
 A kernel that computes gradients of rows also adds them up, as the gradient of a bias: each of P programs takes every
-P-th tile of rows and stores its part of the sums, (P, width) in float32 or better. `add_parts` adds the parts, and
-`add_both_parts` those of two parameters that are side by side. Torch would read the gradients again, at a quarter of
+P-th tile of rows and stores its sums, (P, width) in float32 or better. `add_sums` adds those of all programs, and
+`add_both_sums` those of two parameters that are side by side. Torch would read the gradients again, at a quarter of
 the memory's bandwidth.
 """
 
@@ -17,13 +17,13 @@ from mega_fairseq.ops.backend import launch
 from mega_fairseq.ops.precision import at_least_float32
 
 TILE = 1024  # elements that a program holds at once
-PARTS = 1024  # at most so many programs share the rows of a sum, and each has at least so many rows:
+PROGRAMS = 1024  # at most so many programs share the rows of a sum, and each has at least so many rows:
 LEAST_ROWS = 8
 WIDE = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 @triton.jit
-def tiles(R, ROWS: tl.constexpr):
+def tile_count(R, ROWS: tl.constexpr):
     """How many tiles of rows this program has."""
     return tl.cdiv(tl.cdiv(R, ROWS) - tl.program_id(0), tl.num_programs(0))
 
@@ -38,7 +38,7 @@ def tile(turn, R, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def store_part(sums, values, stride, width, COLUMNS: tl.constexpr):
+def store_sums(sums, values, stride, width, COLUMNS: tl.constexpr):
     """Stores the column sums of values (ROWS, COLUMNS) as this program's row of sums (P, stride)."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     at = tl.program_id(0).to(tl.int64) * stride + column
@@ -56,10 +56,10 @@ def silu(x):
 def column_sums(x, sums, R, stride, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
     """sums (P, width) of x (R, stride)."""
     total = tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(tiles(R, ROWS)):
+    for turn in range(tile_count(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         total += tl.load(x + row * stride + column, mask=inside, other=0.0).to(WIDE)
-    store_part(sums, total, width, width, COLUMNS)
+    store_sums(sums, total, width, width, COLUMNS)
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def add_rows(
 ):  # fmt: skip
     """The sums of columns below LEFT of x (R, stride), and of those from RIGHT on."""
     total = tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(tiles(R, ROWS)):
+    for turn in range(tile_count(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         total += tl.load(x + row * stride + column, mask=inside, other=0.0).to(WIDE)
     column, sums = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.sum(total, 0)
@@ -95,30 +95,30 @@ def all_tiles(rows: int, width: int) -> int:
     return triton.cdiv(rows, max(1, TILE // triton.next_power_of_2(width)))
 
 
-def new_parts(x: Tensor, width: int) -> Tensor:
-    """Storage for the parts of sums over the rows of x: (P, width)."""
-    parts = max(1, min(PARTS, triton.cdiv(x.size(0), LEAST_ROWS)))
-    return x.new_empty(parts, width, dtype=at_least_float32(x.dtype))
+def new_sums(x: Tensor, width: int) -> Tensor:
+    """Storage for the sums of P programs over the rows of x: (P, width)."""
+    programs = max(1, min(PROGRAMS, triton.cdiv(x.size(0), LEAST_ROWS)))
+    return x.new_empty(programs, width, dtype=at_least_float32(x.dtype))
 
 
-def add_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of the rows of `parts`, whose columns may be some of a wider tensor, rounded once."""
-    (count, width), total = parts.shape, parts.new_empty(parts.size(1), dtype=dtype)
-    launch_rows(column_sums, 1, width, parts, parts, total, count, parts.stride(0), width, columns=16, tile=4096)
+def add_sums(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of the rows of `sums`, whose columns may be some of a wider tensor, rounded once."""
+    (count, width), total = sums.shape, sums.new_empty(sums.size(1), dtype=dtype)
+    launch_rows(column_sums, 1, width, sums, sums, total, count, sums.stride(0), width, columns=16, tile=4096)
     return total
 
 
-def add_both_parts(parts: Tensor, dtype: torch.dtype, left: int, right: int) -> Tuple[Tensor, Tensor]:
-    """The sum of the rows of `parts`, rounded once: its first `left` columns, and those from `right` on."""
-    count, width = parts.shape
-    sums = parts.new_empty(left, dtype=dtype), parts.new_empty(width - right, dtype=dtype)
-    args = (parts, *sums, count, parts.stride(0), width, left, right)
-    launch_rows(add_rows, 1, width, parts, *args, columns=16, tile=4096)
-    return sums
+def add_both_sums(sums: Tensor, dtype: torch.dtype, left: int, right: int) -> Tuple[Tensor, Tensor]:
+    """The sum of the rows of `sums`, rounded once: its first `left` columns, and those from `right` on."""
+    count, width = sums.shape
+    totals = sums.new_empty(left, dtype=dtype), sums.new_empty(width - right, dtype=dtype)
+    args = (sums, *totals, count, sums.stride(0), width, left, right)
+    launch_rows(add_rows, 1, width, sums, *args, columns=16, tile=4096)
+    return totals
 
 
 def sum_of_rows(x: Tensor) -> Tensor:
     """The column sums of x (R, width), in its dtype."""
-    parts = new_parts(x, x.size(1))
-    launch_rows(column_sums, len(parts), x.size(1), x, x, parts, x.size(0), x.stride(0), x.size(1), tile=4 * TILE)
-    return add_parts(parts, x.dtype)
+    sums = new_sums(x, x.size(1))
+    launch_rows(column_sums, len(sums), x.size(1), x, x, sums, x.size(0), x.stride(0), x.size(1), tile=4 * TILE)
+    return add_sums(sums, x.dtype)

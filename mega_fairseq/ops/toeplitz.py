@@ -87,11 +87,11 @@ class _Matrices(NamedTuple):
         """(r, k) in float32 or better."""
         weight = self.weight[b.head, b.distances].to(at_least_float32(self.weight.dtype))
         matrix = toeplitz_matrix(weight, b.rows.stop - b.rows.start, b.keys.stop)
-        for factor in self.places(b):
+        for factor in self.factors(b):
             matrix = matrix if factor is None else matrix * factor
         return matrix
 
-    def places(self, b: _Block) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    def factors(self, b: _Block) -> Tuple[Optional[Tensor], Optional[Tensor]]:
         rows, keys = self.rows, self.keys
         rows = None if rows is None else rows[b.head, b.rows].unsqueeze(1)
         return rows, None if keys is None else keys[b.head, b.keys]
@@ -153,7 +153,7 @@ _toeplitz = operator(
 
 def _add_gradients(matrices: _Matrices, b: _Block, dmatrix, dweight, drows, dkeys) -> None:
     """Adds the gradients of weight, rows and keys, from that of a block of their product."""
-    rows, keys = matrices.places(b)
+    rows, keys = matrices.factors(b)
     by_rows = dmatrix if rows is None else dmatrix * rows
     dweight[b.head, b.distances] += diagonal_sums(by_rows if keys is None else by_rows * keys)
     if rows is None and keys is None:

@@ -120,7 +120,7 @@ class WindowedAFT(AttentionFree):
         super().__init__(config)
         c, places = config, config.chunk_size
         self.log_weight = nn.Parameter(curves(c, places))
-        self.log_beta = self.places(c.beta, 0.0)
+        self.log_beta = self.learned_table(c.beta, 0.0)
         self.gamma = nn.Parameter(torch.ones(places)) if c.gamma else None
 
     def weighted(self, k: Tensor, v: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:

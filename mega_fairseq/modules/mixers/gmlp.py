@@ -62,9 +62,9 @@ class GatedMLP(TimeMixer):
         self.time_weight = nn.Parameter(torch.softmax(curves(c, c.chunk_size), -1))  # (H, T) or (H, 2 T - 1)
         if c.spatial_bias:
             nn.init.uniform_(self.time_weight, -SMALL / c.chunk_size, SMALL / c.chunk_size)
-        self.alpha, self.beta = self.places(c.alpha), self.places(c.beta)
+        self.alpha, self.beta = self.learned_table(c.alpha), self.learned_table(c.beta)
         self.gamma = nn.Parameter(torch.ones(c.chunk_size)) if c.gamma else None
-        self.spatial_bias = self.places(c.spatial_bias)
+        self.spatial_bias = self.learned_table(c.spatial_bias)
 
     def mix(self, x: Tensor, batch: Batch) -> Tuple[Tensor, Optional[OpenChunk]]:
         values = project(self.value, x, "gelu")  # (B, L, E d)

@@ -89,9 +89,9 @@ class MultiHeadAttention(TimeMixer):
         self.output = linear(c.dim, c.dim, c.init)
         before, after = c.time_weight == "before", c.time_weight == "after"
         self.log_weight = nn.Parameter(curves(c, c.chunk_size)) if before else None  # (H, T) or (H, 2 T - 1)
-        self.log_beta = self.places(before and c.beta, 0.0)  # (H, T)
+        self.log_beta = self.learned_table(before and c.beta, 0.0)  # (H, T)
         self.time_weight = nn.Parameter(curves(c, c.chunk_size).exp()) if after else None
-        self.alpha, self.beta = self.places(after and c.alpha), self.places(after and c.beta)
+        self.alpha, self.beta = self.learned_table(after and c.alpha), self.learned_table(after and c.beta)
         self.gamma = nn.Parameter(torch.ones(c.chunk_size)) if c.gamma else None
         self.talking = nn.Parameter(torch.eye(c.heads)) if c.talking_heads else None
 

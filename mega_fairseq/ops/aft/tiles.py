@@ -157,14 +157,14 @@ class _Slab(NamedTuple):
     heads: slice
     size: int  # places of a tile
 
-    def tiles(self, x: Tensor, fill: float = 0.0) -> Tensor:
+    def split(self, x: Tensor, fill: float = 0.0) -> Tensor:
         """(G, n, D) -> (H, S, N, G C)."""
         x, pads = x[..., self.channels].to(at_least_float32(x.dtype)), -x.size(1) % self.size
         x = (F.pad(x, (0, 0, 0, pads), value=fill) if pads else x).unflatten(1, (-1, self.size))
         return x.unflatten(3, (self.heads.stop - self.heads.start, -1)).permute(3, 2, 1, 0, 4).flatten(3).contiguous()
 
     def put(self, x: Tensor, into: Tensor) -> None:
-        """The inverse of `tiles`: writes x (H, S, N, G C) to these channels of (G, n, D)."""
+        """The inverse of `split`: writes x (H, S, N, G C) to these channels of (G, n, D)."""
         x = x.unflatten(3, (into.size(0), -1)).permute(3, 2, 1, 0, 4).flatten(3)  # (G, N, S, H C)
         into[..., self.channels] = x.flatten(1, 2)[:, : into.size(1)]
 
@@ -219,7 +219,7 @@ def _forward(k: Tensor, v: Tensor, weight: Tensor, causal: bool) -> Tuple[Tensor
     results, lowest = _fake(k, v, weight), torch.finfo(weight.dtype).min
     for slab in _slabs(k, Table(weight, causal, k.size(1))):
         table = Table(weight[slab.heads], causal, k.size(1))
-        keys, values = slab.tiles(k, lowest), slab.tiles(v)
+        keys, values = slab.split(k, lowest), slab.split(v)
         largest = keys.amax(1, keepdim=True)
         x = weighted(keys, values, largest)
         inside = inside_tiles(keys, values, x, largest, table)
@@ -248,11 +248,11 @@ def _backward(grads, saved, k, v, weight, causal) -> List[Tensor]:
     log_denominators = log_denominators.masked_fill(log_denominators < lowest / 2, highest)
     dk, dv, dweight = (torch.zeros_like(t) for t in (k, v, weight))
     for slab in _slabs(k, Table(weight, causal, k.size(1))):
-        grad, scale = slab.tiles(grads[0]), slab.tiles(log_denominators, highest)
-        y = grad, (grad * slab.tiles(out)).neg_()
+        grad, scale = slab.split(grads[0]), slab.split(log_denominators, highest)
+        y = grad, (grad * slab.split(out)).neg_()
         if grads[1] is not None:
-            y[1].add_(slab.tiles(grads[1]))
-        inputs = slab.tiles(k, lowest), slab.tiles(v), weight[slab.heads]
+            y[1].add_(slab.split(grads[1]))
+        inputs = slab.split(k, lowest), slab.split(v), weight[slab.heads]
         keys, values, part = (t.detach().requires_grad_() for t in inputs)
         largest, table = keys.detach().amax(1, keepdim=True), Table(part, causal, k.size(1))
         with differentiable():

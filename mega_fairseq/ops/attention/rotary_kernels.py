@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.operators import operator, without_gradient
 from mega_fairseq.ops.precision import at_least_float32
-from mega_fairseq.ops.rows import add_both_parts, all_tiles, launch_rows, new_parts, store_part, tile, tiles
+from mega_fairseq.ops.rows import add_both_sums, all_tiles, launch_rows, new_sums, store_sums, tile, tile_count
 from mega_fairseq.ops.turns import ROTARY_BASE
 
 # ------------------------------------------------------------------------------------------- rotations
@@ -132,19 +132,19 @@ def distances(
 def distances_backward(
     a, b, grad, sums, R, half, first, STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
-    """Parts of the gradients of a and b, from grad (R,): sums (P, 4 half)."""
+    """Sums of the gradients of a and b, from grad (R,): (P, 4 half)."""
     of_cos, of_sin = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(tiles(R, ROWS)):
+    for turn in range(tile_count(R, ROWS)):
         row, column, inside = tile(turn, R, half, ROWS, COLUMNS)
         c, s = circle(row + first, column, STEP, WIDE)
         g = tl.load(grad + row, mask=row < R, other=0.0).to(WIDE)
         of_cos += g * c
         of_sin += g * s
     a_left, a_right, b_left, b_right = halves(a, b, tl.arange(0, COLUMNS)[None, :], half, WIDE)
-    store_part(sums, b_left * of_cos - b_right * of_sin, 4 * half, half, COLUMNS)
-    store_part(sums + half, b_right * of_cos + b_left * of_sin, 4 * half, half, COLUMNS)
-    store_part(sums + 2 * half, a_left * of_cos + a_right * of_sin, 4 * half, half, COLUMNS)
-    store_part(sums + 3 * half, a_right * of_cos - a_left * of_sin, 4 * half, half, COLUMNS)
+    store_sums(sums, b_left * of_cos - b_right * of_sin, 4 * half, half, COLUMNS)
+    store_sums(sums + half, b_right * of_cos + b_left * of_sin, 4 * half, half, COLUMNS)
+    store_sums(sums + 2 * half, a_left * of_cos + a_right * of_sin, 4 * half, half, COLUMNS)
+    store_sums(sums + 3 * half, a_right * of_cos - a_left * of_sin, 4 * half, half, COLUMNS)
 
 
 def _launch(kernel: Any, programs: int, a: Tensor, b: Tensor, *tensors: Tensor, count: int, first: int) -> None:
@@ -165,9 +165,9 @@ def _fake(a: Tensor, b: Tensor, first: int, stop: int) -> Tensor:
 
 def _backward(grads, _, a: Tensor, b: Tensor, first: int, stop: int) -> List[Tensor]:
     (grad,), width = grads, a.size(0)
-    parts = new_parts(grad.unsqueeze(1), 2 * width)
-    _launch(distances_backward, len(parts), a, b, grad.contiguous(), parts, count=len(grad), first=first)
-    return list(add_both_parts(parts, a.dtype, width, width))
+    sums = new_sums(grad.unsqueeze(1), 2 * width)
+    _launch(distances_backward, len(sums), a, b, grad.contiguous(), sums, count=len(grad), first=first)
+    return list(add_both_sums(sums, a.dtype, width, width))
 
 
 rotary_distances = operator(

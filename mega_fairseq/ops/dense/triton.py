@@ -10,16 +10,16 @@ from torch import Tensor
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import cast_dtype
-from mega_fairseq.ops.rows import add_parts, launch_rows, new_parts, silu, store_part, sum_of_rows, tile, tiles
+from mega_fairseq.ops.rows import add_sums, launch_rows, new_sums, silu, store_sums, sum_of_rows, tile, tile_count
 
 
 @triton.jit
 def silu_backward(
     before, dy, dbefore, y, sums, R, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
-    """From the gradient of y = silu(before), that of `before`, and parts of its column sums; y again if it is given."""
+    """From the gradient of y = silu(before), that of `before`, and its column sums; y again if it is given."""
     total = tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(tiles(R, ROWS)):
+    for turn in range(tile_count(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         at = row * width + column
         value, slope = silu(tl.load(before + at, mask=inside, other=0.0).to(WIDE))
@@ -28,7 +28,7 @@ def silu_backward(
         grad = tl.load(dy + at, mask=inside, other=0.0).to(WIDE) * slope
         tl.store(dbefore + at, grad.to(dbefore.dtype.element_ty), mask=inside)
         total += grad
-    store_part(sums, total, width, width, COLUMNS)
+    store_sums(sums, total, width, width, COLUMNS)
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tuple[Tensor, Tensor]:
@@ -51,9 +51,9 @@ def _backward(grads, saved, x: Tensor, weight: Tensor, bias: Tensor, activation:
 def _before(dy: Tensor, before: Tensor, activation: str, y: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
     """The gradients of `before` and of the bias. With y, writes f(before) to it, and may write the first one to dy."""
     if activation == "silu":
-        dbefore, parts = torch.empty_like(before) if y is None else dy, new_parts(dy, dy.size(1))
-        launch_rows(silu_backward, len(parts), dy.size(1), dy, before, dy, dbefore, y, parts, *dy.shape, num_warps=8)
-        return dbefore, add_parts(parts, dy.dtype)
+        dbefore, sums = torch.empty_like(before) if y is None else dy, new_sums(dy, dy.size(1))
+        launch_rows(silu_backward, len(sums), dy.size(1), dy, before, dy, dbefore, y, sums, *dy.shape, num_warps=8)
+        return dbefore, add_sums(sums, dy.dtype)
     if y is not None:
         y.copy_(ACTIVATIONS[activation].forward(before))
     dbefore = dy if activation == "linear" else ACTIVATIONS[activation].backward(dy, before)

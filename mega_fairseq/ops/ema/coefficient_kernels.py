@@ -83,16 +83,16 @@ def coefficients_backward(
 
 
 @triton.jit(do_not_specialize=["P"])
-def add_gradients(parts, log_decay, expand, project, skip, P, M, D, ROWS: tl.constexpr, C: tl.constexpr):
-    """The sums of `parts` (P, 3 M + 1, D): each program adds up one row of D, or a part of it."""
+def add_gradients(sums, log_decay, expand, project, skip, P, M, D, ROWS: tl.constexpr, C: tl.constexpr):
+    """Adds `sums` (P, 3 M + 1, D) of P programs: each program adds up one row of D, or a part of it."""
     row, channel = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
-    total = tl.zeros([ROWS, C], parts.dtype.element_ty)
+    total = tl.zeros([ROWS, C], sums.dtype.element_ty)
     for start in range(0, P, ROWS):
-        part = (start + tl.arange(0, ROWS))[:, None]
-        at = (part * (3 * M + 1) + row) * D + channel[None, :]
-        total += tl.load(parts + at, mask=(part < P) & (channel < D)[None, :], other=0.0)
-    sums, kind, at = tl.sum(total, 0), row // M, row % M * D + channel
-    tl.store(log_decay + at, sums, mask=channel < tl.where(kind == 0, D, 0))
-    tl.store(expand + at, sums, mask=channel < tl.where(kind == 1, D, 0))
-    tl.store(project + at, sums, mask=channel < tl.where(kind == 2, D, 0))
-    tl.store(skip + channel, sums.to(skip.dtype.element_ty), mask=channel < tl.where(kind == 3, D, 0))
+        program = (start + tl.arange(0, ROWS))[:, None]
+        at = (program * (3 * M + 1) + row) * D + channel[None, :]
+        total += tl.load(sums + at, mask=(program < P) & (channel < D)[None, :], other=0.0)
+    totals, kind, at = tl.sum(total, 0), row // M, row % M * D + channel
+    tl.store(log_decay + at, totals, mask=channel < tl.where(kind == 0, D, 0))
+    tl.store(expand + at, totals, mask=channel < tl.where(kind == 1, D, 0))
+    tl.store(project + at, totals, mask=channel < tl.where(kind == 2, D, 0))
+    tl.store(skip + channel, totals.to(skip.dtype.element_ty), mask=channel < tl.where(kind == 3, D, 0))

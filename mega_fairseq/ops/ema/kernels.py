@@ -308,10 +308,10 @@ def gradient(
 
 @triton.jit(do_not_specialize=[*LENGTHS, "SEGMENTS"])
 def coefficient_gradients(
-    x, dy, lengths, log_decay, turns, expand, project, weight_imag, before, after, parts, SEGMENTS, L, T, D, K,
+    x, dy, lengths, log_decay, turns, expand, project, weight_imag, before, after, sums, SEGMENTS, L, T, D, K,
     N: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, COMPLEX: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """parts (P, 3 N + 1, D): gradients of log_decay, expand, project and skip, a part for every so many segments.
+    """sums (P, 3 N + 1, D): gradients of log_decay, expand, project and skip, a row of each program.
     COMPLEX: (P, 6 N + 1, D), complex derivatives by log phi and `project`.
 
     Within a segment, h is followed together with its derivatives by log phi and by `expand`. What they change later is
@@ -330,11 +330,11 @@ def coefficient_gradients(
     d_omega = tl.sum(zero, 0)
     stride = -D if BACK else D
     for turn in range(tl.cdiv(SEGMENTS - tl.program_id(0), tl.num_programs(0))):
-        part = tl.program_id(0) + turn * tl.num_programs(0)
-        row, segment = part // K, part % K
+        index = tl.program_id(0) + turn * tl.num_programs(0)
+        row, segment = index // K, index % K
         steps = steps_of(lengths, row, segment, L, T)
         at = first(row, segment, steps, channel, L, T, D, BACK)
-        own = part.to(tl.int64) * M * D + states
+        own = index.to(tl.int64) * M * D + states
         h, g, da, da_imag, db, db_imag = zero, zero, zero, zero, zero, zero
         if before is not None:
             h, g = load_state(before + own, apart, channel, D, N, PADDED, COMPLEX)
@@ -366,13 +366,13 @@ def coefficient_gradients(
         d_expand += more
         if after is not None:
             later, later_imag = load_state(
-                after + part.to(tl.int64) * M * D + states, apart, channel, D, N, PADDED, COMPLEX
+                after + index.to(tl.int64) * M * D + states, apart, channel, D, N, PADDED, COMPLEX
             )
             more, more_imag = product(da, da_imag, later, later_imag, COMPLEX)
             d_log_phi, d_log_phi_imag = d_log_phi + more, d_log_phi_imag + more_imag
             more, _ = product(db, db_imag, later, later_imag, COMPLEX)
             d_expand += more
-    out = parts + tl.program_id(0).to(tl.int64) * (3 * M + 1) * D + states
+    out = sums + tl.program_id(0).to(tl.int64) * (3 * M + 1) * D + states
     store_state(out, apart, d_log_phi, d_log_phi_imag, channel, D, N, PADDED, COMPLEX)
     store(out + M * D, d_expand, channel, D, N, PADDED)
     store_state(out + 2 * M * D, apart, d_eta, d_eta_imag, channel, D, N, PADDED, COMPLEX)

@@ -7,8 +7,8 @@ Rows are cut into segments of T steps, which are computed in parallel, by three 
     outputs         from the state before a segment, its outputs
 
 The gradient of x is the EMA of dy in the opposite direction, with `expand` and `project` exchanged: the same kernels.
-`coefficient_gradients` then computes parts of those of the coefficients, and `add_gradients` their sums. The complex
-EMA (`ops/cema`) has the same kernels.
+In `coefficient_gradients`, each program sums up gradients of the coefficients, and `add_gradients` adds these sums. The
+complex EMA (`ops/cema`) has the same kernels.
 """
 
 import math
@@ -29,7 +29,7 @@ SEGMENT = 256  # steps of a segment, whatever the batch is, so that rows do not 
 TOKEN_CHANNELS = 64  # of a program for single tokens
 MANY_ROWS = 256  # from which on a program has several, since programs would read more coefficients than states
 STATES_WITH_GRADIENTS = 16  # real numbers that a thread can hold together with their derivatives
-PARTS = 128  # of the gradients of coefficients, which are added at the end
+PROGRAMS = 128  # at most, which sum up gradients of coefficients
 
 
 def ema_triton(
@@ -156,14 +156,14 @@ def _coefficient_gradients(x, dy, lengths, tables: Tables, before, after, skip, 
     """The gradients of `tables` (N, D), and of `skip`."""
     total, (ndim, dim) = x.size(0) * _segments(x)[0], tables.expand.shape
     width = ndim * (1 + tables.complex)
-    parts = tables.expand.new_empty(min(total, PARTS), 3 * width + 1, dim)
+    sums = tables.expand.new_empty(min(total, PROGRAMS), 3 * width + 1, dim)
     log_decay, expand, project, turns, weight_imag = tables
-    args = (x, dy, lengths, log_decay, turns, expand, project, weight_imag, before, after, parts, total)
+    args = (x, dy, lengths, log_decay, turns, expand, project, weight_imag, before, after, sums, total)
     groups = next(n for n in range(1, ndim + 1) if ndim % n == 0 and width // n <= STATES_WITH_GRADIENTS)
-    _run(kernels.coefficient_gradients, len(parts), x, ndim, *args, groups=groups, COMPLEX=tables.complex, BACK=BACK)
+    _run(kernels.coefficient_gradients, len(sums), x, ndim, *args, groups=groups, COMPLEX=tables.complex, BACK=BACK)
     of_log_decay, of_expand, of_project = (tables.new_states() for _ in range(3))
-    dskip, grid = torch.empty_like(skip), (parts.size(1), triton.cdiv(dim, CHANNELS))
-    args = (parts, of_log_decay, of_expand, of_project, dskip, len(parts), width, dim)
+    dskip, grid = torch.empty_like(skip), (sums.size(1), triton.cdiv(dim, CHANNELS))
+    args = (sums, of_log_decay, of_expand, of_project, dskip, len(sums), width, dim)
     launch(coefficient_kernels.add_gradients, grid, *args, ROWS=32, C=CHANNELS)
     gradients = [of_log_decay[:ndim], of_expand[:ndim], of_project[:ndim]]
     if tables.complex:  # y is the real part of complex functions with these derivatives

@@ -41,7 +41,7 @@ gated_projection = Forms(gated_projection_naive, _by_operator)
 
 def _forward(x, values, gate, gate_bias, weight, bias, activation) -> Tuple[Tensor, Tensor]:
     form, (y, before) = FORMS.of(x), _fake(x, values, gate, gate_bias, weight, bias, activation)
-    for rows in tiles.tiles(x):
+    for rows in tiles.row_slices(x):
         torch.addmm(gate_bias, x[rows], gate.t(), out=before[rows])
         product = form.product(before[rows], values[rows], activation)
         if bias is None:
@@ -59,7 +59,7 @@ def _backward(grads, saved, x, values, gate, gate_bias, weight, bias, activation
     form, (before,), dy = FORMS.of(x), saved, grads[0].contiguous()
     dx, dvalues = x.new_empty(x.shape), values.new_empty(values.shape)
     dgate = dgate_bias = dweight = dbias = None
-    for rows in tiles.tiles(x):
+    for rows in tiles.row_slices(x):
         grad = torch.mm(dy[rows], weight)  # of the product
         product, dbefore, sums = form.product_backward(grad, before[rows], values[rows], dvalues[rows], activation)
         torch.mm(dbefore, gate, out=dx[rows])

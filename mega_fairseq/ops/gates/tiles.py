@@ -38,7 +38,7 @@ def forward(inputs: Rows) -> Tuple[Tensor, Tensor, Tensor]:
     dim, width = residual.size(1), attended.size(1)
     base = gate_input.new_empty(residual.size(0), weight.size(0))
     before, y = gate_input.new_empty(residual.shape), torch.empty_like(residual)
-    for rows in tiles(residual):
+    for rows in row_slices(residual):
         gate = torch.addmm(bias, gate_input[rows], weight.t(), out=base[rows])
         mixed = RESET.forward(gate[:, dim : dim + width]).mul_(attended[rows])
         candidate = torch.addmm(hidden_bias, mixed, hidden.t(), out=before[rows])
@@ -60,7 +60,7 @@ def backward(dy: Tensor, inputs: Rows, base: Tensor, before: Tensor) -> List[Ten
     dinput, dattended, dresidual = (torch.empty_like(t) for t in (gate_input, attended, residual))
     dweight = dbias = dhidden = dhidden_bias = None
     dbase = base.new_empty(_rows_together(base), base.size(1))
-    for rows in tiles(residual):
+    for rows in row_slices(residual):
         gate, grad = base[rows], dy[rows]
         dgate = dbase[: gate.size(0)]
         update = torch.sigmoid(gate[:, :dim]).to(residual.dtype)
@@ -93,8 +93,8 @@ def _rows_together(x: Tensor) -> int:
     return min(TILE_ROWS, x.size(0)) if on_cpu(x) else x.size(0)
 
 
-def tiles(x: Tensor) -> Iterator[slice]:
-    """At least one, which is empty if there are no rows."""
+def row_slices(x: Tensor) -> Iterator[slice]:
+    """Slices of a tile each; at least one, which is empty if there are no rows."""
     rows = max(1, _rows_together(x))
     return (slice(start, start + rows) for start in range(0, max(1, x.size(0)), rows))
 

@@ -17,16 +17,16 @@ from mega_fairseq.ops.gates.naive import Projection
 from mega_fairseq.ops.gates.tiles import Rows
 from mega_fairseq.ops.operators import without_gradient
 from mega_fairseq.ops.rows import (
-    add_both_parts,
-    add_parts,
+    add_both_sums,
+    add_sums,
     all_tiles,
     launch_rows,
-    new_parts,
+    new_sums,
     silu,
-    store_part,
+    store_sums,
     sum_of_rows,
     tile,
-    tiles,
+    tile_count,
     with_rows,
 )
 
@@ -61,7 +61,7 @@ def gate_backward(
 ):  # fmt: skip
     """From the gradient of mixed, those of base and O; and mixed, in its gradient's place, for the gradient of U_h."""
     total = tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(tiles(R, ROWS)):
+    for turn in range(tile_count(R, ROWS)):
         row, column, inside = tile(turn, R, E, ROWS, COLUMNS)
         at, at_base = row * E + column, row * stride + D + column
         b = tl.load(base + at_base, mask=inside, other=0.0).to(WIDE)
@@ -76,7 +76,7 @@ def gate_backward(
         tl.store(dattended + at, (grad * r).to(dattended.dtype.element_ty), mask=inside)
         tl.store(mixed + at, (r * o).to(mixed.dtype.element_ty), mask=inside)
         total += before
-    store_part(sums + D, total, sums_stride, E, COLUMNS)
+    store_sums(sums + D, total, sums_stride, E, COLUMNS)
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def update_backward(
 ):  # fmt: skip
     """From the gradient of y, those of base, of X and of the candidate."""
     total_update, total_candidate = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(tiles(R, ROWS)):
+    for turn in range(tile_count(R, ROWS)):
         row, column, inside = tile(turn, R, D, ROWS, COLUMNS)
         at, at_base, at_candidate = row * D + column, row * stride + column, row * candidate_stride + column
         b = tl.load(bias + column, mask=column < D, other=0.0).to(WIDE)
@@ -125,8 +125,8 @@ def update_backward(
         tl.store(dcandidate + at_candidate, dc.to(dcandidate.dtype.element_ty), mask=inside)
         total_update += du
         total_candidate += dc
-    store_part(sums, total_update, sums_stride, D, COLUMNS)
-    store_part(sums + D + E, total_candidate, sums_stride, D, COLUMNS)
+    store_sums(sums, total_update, sums_stride, D, COLUMNS)
+    store_sums(sums + D + E, total_candidate, sums_stride, D, COLUMNS)
 
 
 def forward(inputs: Rows) -> Tuple[Tensor, Tensor, Tensor]:
@@ -154,14 +154,14 @@ def backward(dy: Tensor, inputs: Rows, base: Tensor, separate: Tensor) -> List[T
         candidate, dcandidate = (t[:, dim + width :] for t in (base, dbase))
     else:
         candidate, dcandidate = separate, torch.empty_like(separate)
-    parts = new_parts(residual, 2 * dim + width)
-    args = (base, candidate, hidden_bias, residual, keep, dy.contiguous(), dbase, dcandidate, dresidual, parts)
-    sizes = (rows, stride, candidate.stride(0), dim, width, parts.size(1))
-    launch_rows(update_backward, len(parts), dim, residual, *args, *sizes, SCALE=scale)
+    sums = new_sums(residual, 2 * dim + width)
+    args = (base, candidate, hidden_bias, residual, keep, dy.contiguous(), dbase, dcandidate, dresidual, sums)
+    sizes = (rows, stride, candidate.stride(0), dim, width, sums.size(1))
+    launch_rows(update_backward, len(sums), dim, residual, *args, *sizes, SCALE=scale)
     mixed = torch.mm(dcandidate, hidden)  # its gradient, which the kernel replaces
-    args = (base, attended, mixed, dbase, dattended, parts, rows, stride, dim, width, parts.size(1))
-    launch_rows(gate_backward, len(parts), width, residual, *args, RESET=True)
-    dbias, dhidden_bias = add_both_parts(parts, weight.dtype, stride, dim + width)
+    args = (base, attended, mixed, dbase, dattended, sums, rows, stride, dim, width, sums.size(1))
+    launch_rows(gate_backward, len(sums), width, residual, *args, RESET=True)
+    dbias, dhidden_bias = add_both_sums(sums, weight.dtype, stride, dim + width)
     of_gates, of_hidden = (torch.mm(dbase.t(), gate_input), dbias), (torch.mm(dcandidate.t(), mixed), dhidden_bias)
     return [torch.mm(dbase, weight), dattended, dresidual, *of_gates, *of_hidden]
 
@@ -179,10 +179,10 @@ def product_backward(
     """As in tiles.py. With silu, the product is in the place of its gradient."""
     if activation != "silu":
         return plain.product_backward(grad, before, values, dvalues, activation, sum_of_rows)
-    (rows, width), dbefore, parts = before.shape, torch.empty_like(before), new_parts(before, before.size(1))
-    args = (before, values.contiguous(), grad, dbefore, dvalues, parts, rows, width, 0, width, width)
-    launch_rows(gate_backward, len(parts), width, before, *args, RESET=False)
-    return grad, dbefore, add_parts(parts, before.dtype)
+    (rows, width), dbefore, sums = before.shape, torch.empty_like(before), new_sums(before, before.size(1))
+    args = (before, values.contiguous(), grad, dbefore, dvalues, sums, rows, width, 0, width, width)
+    launch_rows(gate_backward, len(sums), width, before, *args, RESET=False)
+    return grad, dbefore, add_sums(sums, before.dtype)
 
 
 # ---------------------------------------------------------------------------------------------- without gradients

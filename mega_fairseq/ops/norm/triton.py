@@ -9,7 +9,16 @@ from torch import Tensor
 
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import at_least_float32, autocast_dtype
-from mega_fairseq.ops.rows import add_both_parts, add_parts, all_tiles, launch_rows, new_parts, store_part, tile, tiles
+from mega_fairseq.ops.rows import (
+    add_both_sums,
+    add_sums,
+    all_tiles,
+    launch_rows,
+    new_sums,
+    store_sums,
+    tile,
+    tile_count,
+)
 
 
 @triton.jit
@@ -41,9 +50,9 @@ def normalize_backward(
     x, weight, dy, dx, sums, R, width, sums_stride,
     EPS: tl.constexpr, CENTER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x, and parts of the sums of those of weight and bias, which are side by side."""
+    """The gradient of x, and sums of those of weight and bias, which are side by side."""
     total_weight, total_bias = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(tiles(R, ROWS)):
+    for turn in range(tile_count(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         at = row * width + column
         grad = tl.load(dy + at, mask=inside, other=0.0).to(WIDE)
@@ -56,8 +65,8 @@ def normalize_backward(
         if CENTER:
             change -= (tl.sum(grad, 1) / width)[:, None]
         tl.store(dx + at, (change * scale).to(dx.dtype.element_ty), mask=inside)
-    store_part(sums, total_weight, sums_stride, width, COLUMNS)
-    store_part(sums + width, total_bias, sums_stride, width, COLUMNS)
+    store_sums(sums, total_weight, sums_stride, width, COLUMNS)
+    store_sums(sums + width, total_bias, sums_stride, width, COLUMNS)
 
 
 def _launch(kernel: Any, programs: int, x: Tensor, *args: Any, **options: Any) -> None:
@@ -75,12 +84,12 @@ def _forward(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: f
 
 def _backward(grads, _, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, center: bool):
     x, factor = x.contiguous(), None if weight is None else weight.contiguous()
-    dx, parts, width = torch.empty_like(x), new_parts(x, 2 * x.size(1)), x.size(1)
-    args = (factor, grads[0].contiguous(), dx, parts, *x.shape, parts.size(1))
-    _launch(normalize_backward, len(parts), x, *args, EPS=eps, CENTER=center)
+    dx, sums, width = torch.empty_like(x), new_sums(x, 2 * x.size(1)), x.size(1)
+    args = (factor, grads[0].contiguous(), dx, sums, *x.shape, sums.size(1))
+    _launch(normalize_backward, len(sums), x, *args, EPS=eps, CENTER=center)
     if bias is not None:
-        return [dx, *add_both_parts(parts, weight.dtype, width, width)]
-    return [dx] if weight is None else [dx, add_parts(parts[:, :width], weight.dtype)]
+        return [dx, *add_both_sums(sums, weight.dtype, width, width)]
+    return [dx] if weight is None else [dx, add_sums(sums[:, :width], weight.dtype)]
 
 
 _normalized = operator(

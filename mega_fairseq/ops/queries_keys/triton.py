@@ -9,14 +9,14 @@ from torch import Tensor
 
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.rows import (
-    add_both_parts,
+    add_both_sums,
     all_tiles,
     launch_rows,
-    new_parts,
+    new_sums,
     silu,
-    store_part,
+    store_sums,
     tile,
-    tiles,
+    tile_count,
     with_rows,
 )
 
@@ -53,10 +53,10 @@ def scale_backward(
     before, kappa, dqueries, dkeys, dbefore, sums, R, width,
     SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of `before`, and parts of those of kappa and mu: sums (P, 4 width)."""
+    """The gradient of `before`, and `sums` (P, 4 width) of those of kappa and mu."""
     kappa_queries, kappa_keys = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
     mu_queries, mu_keys = tl.zeros([ROWS, COLUMNS], WIDE), tl.zeros([ROWS, COLUMNS], WIDE)
-    for turn in range(tiles(R, ROWS)):
+    for turn in range(tile_count(R, ROWS)):
         row, column, inside = tile(turn, R, width, ROWS, COLUMNS)
         at, exists = row * width + column, column < width
         z, slope = activated(tl.load(before + at, mask=inside, other=0.0).to(WIDE), SILU)
@@ -69,10 +69,10 @@ def scale_backward(
         kappa_keys += of_keys * z
         mu_queries += of_queries
         mu_keys += of_keys
-    store_part(sums, kappa_queries, 4 * width, width, COLUMNS)
-    store_part(sums + width, kappa_keys, 4 * width, width, COLUMNS)
-    store_part(sums + 2 * width, mu_queries, 4 * width, width, COLUMNS)
-    store_part(sums + 3 * width, mu_keys, 4 * width, width, COLUMNS)
+    store_sums(sums, kappa_queries, 4 * width, width, COLUMNS)
+    store_sums(sums + width, kappa_keys, 4 * width, width, COLUMNS)
+    store_sums(sums + 2 * width, mu_queries, 4 * width, width, COLUMNS)
+    store_sums(sums + 3 * width, mu_keys, 4 * width, width, COLUMNS)
 
 
 def _forward(before: Tensor, kappa: Tensor, mu: Tensor, silu: bool) -> Tuple[Tensor, Tensor]:
@@ -92,10 +92,10 @@ def _backward(grads, _, before: Tensor, kappa: Tensor, mu: Tensor, silu: bool) -
     """From the gradients of queries and keys, of which one may be None."""
     before, kappa, (count, width) = before.contiguous(), kappa.contiguous(), before.shape
     dqueries, dkeys = (torch.zeros_like(before) if t is None else t.contiguous() for t in grads)
-    dbefore, parts = torch.empty_like(before), new_parts(before, 4 * width)
-    args = (before, kappa, dqueries, dkeys, dbefore, parts, count, width)
-    launch_rows(scale_backward, len(parts), width, before, *args, SILU=silu, num_warps=8)
-    return [dbefore, *(t.view(2, width) for t in add_both_parts(parts, kappa.dtype, 2 * width, 2 * width))]
+    dbefore, sums = torch.empty_like(before), new_sums(before, 4 * width)
+    args = (before, kappa, dqueries, dkeys, dbefore, sums, count, width)
+    launch_rows(scale_backward, len(sums), width, before, *args, SILU=silu, num_warps=8)
+    return [dbefore, *(t.view(2, width) for t in add_both_sums(sums, kappa.dtype, 2 * width, 2 * width))]
 
 
 _queries_keys = operator(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mega_fairseq.ops.backend import launch
 from mega_fairseq.ops.precision import at_least_float32
-from mega_fairseq.ops.rows import WIDE, add_both_parts
+from mega_fairseq.ops.rows import WIDE, add_both_sums
 from mega_fairseq.ops.timestep_norm.sums import fake
 
 TILE = 4096  # numbers that a program holds at once
@@ -117,9 +117,9 @@ def backward_kernel(
         of_both += tl.sum(g_both, 0)
     tl.store(dmean + here, tl.where(end > 0, n * (of_mean - 2.0 * of_both), last_mean))
     tl.store(dvar + here, tl.where(end > 0, n * of_var, last_var))
-    part = sums + tl.program_id(0).to(tl.int64) * 2 * W * tl.num_programs(1) + channel
-    tl.store(part, of_weight)
-    tl.store(part + W * tl.num_programs(1), of_bias)
+    own = sums + tl.program_id(0).to(tl.int64) * 2 * W * tl.num_programs(1) + channel
+    tl.store(own, of_weight)
+    tl.store(own + W * tl.num_programs(1), of_bias)
 
 
 def _launch(kernel: Any, x: Tensor, groups: int, *args: Any, **options: Any) -> None:
@@ -142,8 +142,8 @@ def backward(grads: List[Optional[Tensor]], saved: List[Tensor], x: Tensor, *arg
     x, (weight, _, *state) = x.contiguous(), [None if t is None else t.contiguous() for t in tensors]
     dy, dmean, dvar = (None if t is None else t.contiguous() for t in (grads[0], *grads[3:]))
     dy, outputs = torch.zeros_like(x) if dy is None else dy, [torch.empty_like(t) for t in (x, *state[:2])]
-    parts = saved[1].new_empty(x.size(0), 2 * x.size(2))
-    _launch(backward_kernel, x, state[0].size(1), weight, *state, *saved, dy, dmean, dvar, *outputs, parts)
+    sums = saved[1].new_empty(x.size(0), 2 * x.size(2))
+    _launch(backward_kernel, x, state[0].size(1), weight, *state, *saved, dy, dmean, dvar, *outputs, sums)
     dx, *of_state = outputs
-    parameters = [] if weight is None else add_both_parts(parts, weight.dtype, x.size(2), x.size(2))
+    parameters = [] if weight is None else add_both_sums(sums, weight.dtype, x.size(2), x.size(2))
     return [dx, *parameters, *of_state]

@@ -1,4 +1,4 @@
-"""All forms by kernels, with several segments and parts in short sequences."""
+"""All forms by kernels, with several segments and programs in short sequences."""
 
 import functools
 from dataclasses import fields, replace
@@ -14,8 +14,8 @@ SHORT = 4  # steps of a segment
 def kernels_everywhere(monkeypatch):
     monkeypatch.setenv("MEGA_BACKEND", "triton")
     monkeypatch.setattr("mega_fairseq.ops.ema.triton.SEGMENT", SHORT)
-    monkeypatch.setattr("mega_fairseq.ops.ema.triton.PARTS", 4)
-    monkeypatch.setattr("mega_fairseq.ops.rows.PARTS", 3)
+    monkeypatch.setattr("mega_fairseq.ops.ema.triton.PROGRAMS", 4)
+    monkeypatch.setattr("mega_fairseq.ops.rows.PROGRAMS", 3)
     backend._choose.cache_clear()
     yield
     backend._choose.cache_clear()

@@ -79,7 +79,7 @@ def check_gated_projection(tensors, activation):
 
 
 def test_rows_that_a_sum_leaves_out_are_detected(monkeypatch):
-    monkeypatch.setattr(dense_triton, "add_parts", lambda parts, dtype: parts[:-1].sum(0).to(dtype))
+    monkeypatch.setattr(dense_triton, "add_sums", lambda sums, dtype: sums[:-1].sum(0).to(dtype))
     with pytest.raises(AssertionError, match="gradient of bias"):
         test_a_projection_equals_its_definition_in_values_and_gradients((3, 300, 33), "silu")
 
