@@ -68,6 +68,7 @@ def norm(g: Graph, x: Value, module: Optional[SequenceNorm]) -> Value:
         mean = g.op("ReduceMean", x * x, axes=[-1], keepdims=1)
         y = x / g.op("Sqrt", mean + inner.eps)
         return y if weight is None else y * weight
+    assert isinstance(inner, nn.LayerNorm)
     weight = np.ones(inner.normalized_shape, np.float32) if weight is None else weight
     return g.op("LayerNormalization", x, weight, *([] if bias is None else [bias]), axis=-1, epsilon=inner.eps)
 

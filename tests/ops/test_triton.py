@@ -6,6 +6,7 @@ On a GPU, `make gpu` compares all layers and models with the CPU.
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -100,8 +101,10 @@ def of_tables():
 
 
 def of_rows():
-    for kernel in (gates.gate, gates.gate_backward, dense.silu_backward, rows.column_sums, rows.add_rows):
+    for kernel in (dense.silu_backward, rows.column_sums, rows.add_rows):
         yield kernel, ROWS, ()
+    for kernel, reset in product((gates.gate, gates.gate_backward), (True, False)):
+        yield kernel, {**ROWS, "RESET": reset}, ()
     for kernel in (queries_keys.scale, queries_keys.scale_backward):
         for silu in (True, False):
             yield kernel, {**ROWS, "SILU": silu}, ()

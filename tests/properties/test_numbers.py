@@ -66,7 +66,7 @@ def test_half_precision_and_autocast_are_close_to_float64_with_finite_gradients(
             y, state = layer.step(x, state, mask)
         return y.to(x.dtype), state
 
-    x = random_input(seed, 2, 23, DIM).to(next(module.parameters()).dtype)
+    x = random_input(seed, 2, 23, DIM).to(torch.float32 if autocast else dtype)
     half = Layer(step if autocast else layer.step, layer.parameters, layer.start)
     check_near(half, exact, x, 6 * SUBLAYERS.get(kind, 1) * torch.finfo(dtype).eps)
     check_finite(half, x)

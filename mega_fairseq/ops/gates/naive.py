@@ -8,7 +8,7 @@ from torch import Tensor
 from mega_fairseq.ops.activations import ACTIVATIONS
 
 Projection = Callable[[Tensor], Tensor]
-RESET_ACTIVATION = "silu"  # of the reset gate; the same as `reset_gate` in triton.py
+RESET_ACTIVATION = "silu"  # of the reset gate; triton.py has a kernel for each that it may be
 RESET = ACTIVATIONS[RESET_ACTIVATION]
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mega_fairseq.ops.gates import tiles as plain
-from mega_fairseq.ops.gates.naive import Projection
+from mega_fairseq.ops.gates.naive import RESET_ACTIVATION, Projection
 from mega_fairseq.ops.gates.tiles import Rows
 from mega_fairseq.ops.operators import without_gradient
 from mega_fairseq.ops.rows import (
@@ -30,11 +30,7 @@ from mega_fairseq.ops.rows import (
     with_rows,
 )
 
-
-@triton.jit
-def reset_gate(x):
-    """The activation of the reset gate, the same as RESET in naive.py, and its derivative."""
-    return silu(x)
+reset_gate = {"silu": silu}[RESET_ACTIVATION]  # returns the activation and its derivative
 
 
 @triton.jit
