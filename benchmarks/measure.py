@@ -22,7 +22,7 @@ import torch
 from benchmarks.figures import draw_tables
 from mega_fairseq.cli.cpu import GLIBC
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of glibc's malloc.h
 Step = Callable[[], Any]
 Numbers = Dict[str, float]
 Row = Tuple[Union[int, str], Numbers]
@@ -54,8 +54,8 @@ class Meter:
     def mib(self, build: Callable[..., Step], arguments: Tuple, warm_up: Tuple) -> float:
         """Peak MiB of the step `build(*arguments)`, after the small step `build(*warm_up)`, above those before it.
 
-        Libraries keep some memory after the first step, so each step runs in a new process, which returns memory: with
-        kept memory, the peak depends on the order of sizes and varies by a quarter.
+        Libraries keep some memory after the first step, so each step runs in a new process. It returns all memory that is
+        not in use: otherwise peaks depend on the order of sizes, and vary by a quarter.
         """
         return self.apart(_peak_after, build, arguments, warm_up, keep=False)
 
@@ -75,6 +75,8 @@ def in_new_process(function: Callable, *arguments: Any, keep: bool = True) -> An
 
 
 def _peak_after(build: Callable[..., Step], arguments: Tuple, warm_up: Tuple) -> float:
+    if GLIBC:
+        assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**17) == 1
     build(*warm_up)()
     return peak_mib(build(*arguments))
 
