@@ -54,8 +54,8 @@ class Meter:
     def mib(self, build: Callable[..., Step], arguments: Tuple, warm_up: Tuple) -> float:
         """Peak MiB of the step `build(*arguments)`, after the small step `build(*warm_up)`, above those before it.
 
-        Libraries keep some memory after the first step, so each step runs in a new process. It returns all memory that is
-        not in use: otherwise peaks depend on the order of sizes, and vary by a quarter.
+        Libraries keep some memory after the first step, so each step runs in a new process. It returns all memory that
+        is not in use: otherwise peaks depend on the order of sizes, and vary by a quarter.
         """
         return self.apart(_peak_after, build, arguments, warm_up, keep=False)
 
