@@ -31,6 +31,7 @@ KINDS = {
     ".bin": "application/octet-stream",
     ".model": "application/octet-stream",
 }
+LONGEST = 200  # characters of an address; longer names are refused by file systems
 HEADERS = {
     "Cache-Control": "no-store",
     # The browser itself refuses to load from, or send to, any other server.
@@ -68,13 +69,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def file(self, path: str) -> Optional[Path]:
         """The file of an address, if it is one of those to serve."""
-        if "\0" in path:
+        if "\0" in path or len(path) > LONGEST:
             return None
         if path.startswith("/models/"):
             folder, path = self.models, path[len("/models/") :]
         else:
             folder, path = PAGE, path[1:] or "index.html"
-        file = (folder / path).resolve()
+        try:
+            file = (folder / path).resolve()
+        except (OSError, RuntimeError):  # symlinks in a circle
+            return None
         known = folder.resolve() in file.parents and file.suffix in KINDS
         return file if known and file.is_file() else None
 

@@ -22,13 +22,14 @@ class Service(BaseHTTPRequestHandler):
     cores = Semaphore(os.cpu_count() or 1)
 
     def do_POST(self) -> None:
-        length = int(self.headers["Content-Length"] or -1)
-        if not 0 <= length <= LONGEST:
-            return self.answer(411 if length < 0 else 413, f"send at most {LONGEST:,} bytes, with their Content-Length")
-        text = self.rfile.read(length)
+        length = self.headers["Content-Length"] or ""
+        if not length.isdecimal() or int(length) > LONGEST:
+            status = 413 if length.isdecimal() else 411
+            return self.answer(status, f"send at most {LONGEST:,} bytes, with their Content-Length")
+        text = self.rfile.read(int(length))
         try:
             with self.cores:  # no more searches at once
-                lines = self.translator.translate(text.decode().split("\n"))
+                lines = self.translator.translate(text.decode("utf-8-sig").split("\n"))
             self.answer(200, "\n".join(line.text for line in lines))
         except UnicodeDecodeError:
             self.answer(400, "send text in UTF-8")

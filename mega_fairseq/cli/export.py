@@ -97,6 +97,7 @@ def write(target: Path, arguments: argparse.Namespace) -> Dict[str, Any]:
         task = translation_task(checkpoint, arguments.data)
         take_dictionary(model.encoder, task.source_dictionary, task.cfg.data)
         take_dictionary(model.decoder, task.target_dictionary, task.cfg.data)
+        check_text(task.source_dictionary, pieces)
         documents = separators = None
         if isinstance(task, MegaDocumentTranslationTask):
             separators = task.separators
@@ -113,6 +114,7 @@ def write(target: Path, arguments: argparse.Namespace) -> Dict[str, Any]:
         if arguments.data is None:
             raise UserError("is a language model, whose dictionary is not in it; give the folder of its data as --data")
         take_dictionary(model.decoder, read_dictionary(Path(arguments.data) / "dict.txt"), arguments.data)
+        check_text(model.decoder.dictionary, pieces, arguments.bytes)
         folder.write_language_model(target, model, arguments.format, pieces, arguments.bytes)
         return check.check_language_model(target, model)
     if pieces is not None:
@@ -158,6 +160,22 @@ def read_dictionary(path: Path) -> Dictionary:
         return Dictionary.load(str(path))
     except Exception as error:  # fairseq raises this very class for another encoding
         raise UserError(f"needs {path}, which is damaged ({error}); copy it again") from None
+
+
+def check_text(dictionary: Dictionary, pieces: Optional[Path], of_bytes: bool = False) -> None:
+    """Refuses a SentencePiece model, or bytes, if most types of the training are something else."""
+    if pieces is not None:
+        model = SentencePieceProcessor(model_file=str(pieces))
+        known = set(map(model.id_to_piece, range(len(model))))
+        remedy = f"in {pieces}; give the SentencePiece model of its text"
+    elif of_bytes:
+        known, remedy = set(map(str, range(256))), "bytes; leave --bytes out"
+    else:
+        return
+    types = [name for name in dictionary.symbols[dictionary.nspecial :] if not name.startswith("madeupword")]
+    others = sum(name not in known for name in types)
+    if 2 * others > len(types):
+        raise UserError(f"has {len(types):,} types, of which {others:,} are not {remedy}")
 
 
 def take_dictionary(stack: nn.Module, dictionary: Dictionary, data: str) -> None:

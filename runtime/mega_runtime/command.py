@@ -31,6 +31,9 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     if sys.stderr is None:  # closed, as by `2>&-`: what is printed to it would go to standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        print("mega-runtime: standard output is closed", file=sys.stderr)
+        return 1
     args = parser().parse_args(arguments)
     sys.stdout.reconfigure(encoding="utf-8", errors="strict", newline="\n")
     try:

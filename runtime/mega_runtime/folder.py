@@ -70,6 +70,8 @@ class Folder:
         for name, expected in self.config["files"].items():
             path, digest = self.path / name, hashlib.sha256()
             try:
+                if Path(name).name != name:
+                    raise OSError(0, "it is not in the folder")
                 with open(path, "rb") as file:
                     for block in iter(lambda: file.read(1 << 20), b""):
                         digest.update(block)
@@ -80,6 +82,8 @@ class Folder:
 
     def types(self, name: str) -> List[str]:
         """The types of a dictionary, by number."""
+        if name not in self.config["files"]:  # which are checked, and in the folder
+            raise FolderError(f"{self.path / 'config.json'} is damaged; copy the folder again")
         return (self.path / name).read_text(encoding="utf-8").split("\n")[:-1]
 
     def session(self, name: str, slower_products: Optional[bool] = None) -> onnxruntime.InferenceSession:

@@ -1,7 +1,7 @@
 """Language models: the probability of texts, and texts that continue them."""
 
 from pathlib import Path
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import onnxruntime
@@ -115,7 +115,7 @@ class LanguageModel:
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 1,
-        stop: Sequence[str] = (),
+        stop: Iterable[str] = (),
     ) -> Iterator[str]:
         """Parts of what follows a text, as they are found.
 
@@ -125,6 +125,7 @@ class LanguageModel:
         """
         if isinstance(stop, str):
             raise TypeError("stop is a single text; give a list of texts")
+        stop = list(stop)
         if "" in stop:
             raise ValueError("a stop string is empty and would end any text at once; leave it out")
         given, written, shown = self.encode(text), [], 0

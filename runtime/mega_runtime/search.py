@@ -50,8 +50,9 @@ class Options:
             *(("max_len_a", Real, 0), ("lenpen", Real, 0), ("unkpen", Real, -math.inf)),
         ):
             value = getattr(self, name)
-            if not isinstance(value, kind) or not value >= least:
+            if not isinstance(value, kind) or not value >= least or value == -math.inf:
                 raise ValueError(f"{name} is {value!r}; give {KINDS[kind]} from {least}")
+            object.__setattr__(self, name, int(value) if kind is Integral else float(value))  # not NumPy's, of few bits
 
 
 class Hypothesis(NamedTuple):

@@ -142,8 +142,6 @@ class Translator:
     def translate_documents(self, documents: Iterable[Sequence[str]], **options: Any) -> List[List[str]]:
         """Translates documents, lists of lines; each has as many lines as before, and blank ones stay blank."""
         documents = list(documents)
-        if any(isinstance(document, str) for document in documents):
-            raise TypeError("a document is a single text; give a list of documents, each a list of lines")
         found = [[""] * len(document) for document in documents]
         for number, line, text in self.stream_documents(documents, **options):
             found[number][line] = text
@@ -158,6 +156,8 @@ class Translator:
         def sources() -> Iterator[Tuple[Tuple[int, List[int]], List[int]]]:
             line = 0  # in all documents, for errors
             for number, document in enumerate(documents):
+                if isinstance(document, str):
+                    raise TypeError("a document is a single text; give a list of documents, each a list of lines")
                 encoded = [self.encode(text, f"line {line + n:,}") for n, text in enumerate(document, 1)]
                 line += len(document)
                 filled = [n for n, tokens in enumerate(encoded) if len(tokens) > 1]
@@ -261,10 +261,6 @@ class Translator:
             of_lines = settings["line_length_a"], settings["line_length_b"]
             lines = LineRules(sources, self.source_separator, self.special.separator, *of_lines, limit, chosen.beam)
             longest = lines.limit
-        if chosen.min_len > longest.min():
-            raise ValueError(
-                f"min_len is {chosen.min_len} and a translation has at most {longest.min()} tokens; lower it"
-            )
         search = Search(longest, chosen, self.special, lines)
         inputs, places = self._sources(sources, chosen.beam)
         going = np.ones(len(sources), bool)
@@ -294,6 +290,15 @@ class Translator:
         chosen = replace(self.options, **options)
         if chosen.beam > types - 4:
             raise ValueError(f"beam is {chosen.beam:,} and the model has {types:,} types; give at most {types - 4:,}")
+        if documents is None:
+            longest = chosen.max_len_a * 2 + chosen.max_len_b  # of one token and eos
+        else:
+            longest = max(1, documents["line_length_a"] + documents["line_length_b"])
+        longest = int(min(longest, self.config["limits"]["target"] - 1))
+        if chosen.min_len > longest:
+            raise ValueError(
+                f"min_len is {chosen.min_len} and the translation of one token has at most {longest} tokens; lower it"
+            )
         return chosen
 
     def score_tokens(self, source: Sequence[int], target: Sequence[int]) -> np.ndarray:

@@ -235,8 +235,11 @@ def test_documents_are_translated_window_by_window_in_any_batches(monkeypatch):
     ],
 )
 def test_texts_that_are_no_documents_are_refused(texts, error, words):
+    model = documents(**MODELS["by token"])[2]
     with pytest.raises(error, match=words):
-        documents(**MODELS["by token"])[2].translate_documents(texts)
+        model.translate_documents(texts)
+    with pytest.raises(error, match=words):
+        list(model.stream_documents(texts))
 
 
 @pytest.mark.parametrize("options", [{"max_len_a": 1.0}, {"max_len_b": 3}])

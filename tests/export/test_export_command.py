@@ -14,6 +14,7 @@ from mega_fairseq.export import folder as folders
 from mega_fairseq.models import MegaTransformerModel
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
 from mega_runtime.text import Pieces
+from tests.export.conftest import pieces_of
 from tests.helpers import commands, faults
 from tests.helpers.commands import (
     GENERATION,
@@ -80,11 +81,10 @@ def test_a_language_model_has_the_loss_of_fairseq_eval_lm(tmp_path):
     log_probs = model.score_tokens(tokens)
     assert len(log_probs) == count
     assert -log_probs.mean(dtype=np.float64) / np.log(2) == pytest.approx(loss, abs=2e-3)
-    folder, _ = export(trained.last, tmp_path / "small", "--data", trained.data, "--bytes")
+    folder, _ = export(trained.last, tmp_path / "small", "--data", trained.data)
     small = LanguageModel(folder)
     assert 1e-5 < np.sqrt(np.mean((small.score_tokens(tokens) - log_probs) ** 2)) < 0.05
     assert config_of(folder)["number_format"] == "int8"
-    assert small.segmented.split("\u20ac") == ["226", "130", "172"]
 
 
 def test_documents_are_translated_as_by_the_project(bible, tmp_path):
@@ -119,8 +119,9 @@ def test_classifiers_predict_as_the_project(classifiers, tmp_path, kind):
 
 
 def test_segmentation_is_exported_and_languages_that_the_training_found_by_names_of_files_are_found_again(
-    translation, exported, edited, refuses, pieces_model, tmp_path
+    translation, exported, edited, refuses, tmp_path
 ):
+    pieces_model = pieces_of(tmp_path, (exported[0] / "source.txt").read_text().split("\n")[4:-1])
     path = edited(translation.last, lambda content: content["cfg"]["task"].update(source_lang=None, target_lang=None))
     folder, _ = export(path, tmp_path / "model", "--sentencepiece-model", pieces_model)
     assert config_of(folder)["text"]["kind"] == "pieces"
@@ -130,6 +131,14 @@ def test_segmentation_is_exported_and_languages_that_the_training_found_by_names
     refuses(
         "export", path, tmp_path / "other", "--data", tmp_path, words=["edited.pt does not say its languages", "--data"]
     )
+
+
+@pytest.mark.parametrize("of_bytes", [True, False])
+def test_text_of_another_kind_or_segmentation_is_refused(refuses, pieces_model, tmp_path, of_bytes):
+    trained = commands.trained("softmax")
+    text = ["--bytes"] if of_bytes else ["--sentencepiece-model", pieces_model]
+    words = [*("types, of which", "are not"), "leave --bytes out" if of_bytes else f"{pieces_model}; give"]
+    refuses("export", trained.last, tmp_path / "model", "--data", trained.data, *text, words=words)
 
 
 # ------------------------------------------------------------------------------------------- folders

@@ -107,6 +107,22 @@ def test_a_config_of_earlier_versions_has_no_checksum_of_itself(copied):
     reader(folder)
 
 
+@pytest.mark.parametrize("place", ["../secret", "/etc/hostname"])
+def test_files_elsewhere_are_not_read(place, copied, tmp_path):
+    folder, reader = copied("translation")
+    config = json.loads((folder / "config.json").read_text())
+    (folder.parent / "secret").write_text("one\n")
+    del config["checksum"]
+    kept = json.dumps(config)
+    config["text"]["target"] = place
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(lambda: reader(folder), folder / "config.json", "damaged", "copy the folder again")
+    config = json.loads(kept)
+    config["files"][place] = "0"
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(lambda: reader(folder), place, "not in the folder", "copy the folder again")
+
+
 def test_a_newer_format_asks_for_a_newer_runtime(copied):
     folder, reader = copied("translation")
     config = json.loads((folder / "config.json").read_text())

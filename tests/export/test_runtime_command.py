@@ -264,6 +264,9 @@ def test_closed_streams_do_not_matter(outside):
         words = f"{sys.executable} -m mega_runtime translate {folder()} {streams}"
         ran = subprocess.run(words, shell=True, stdout=subprocess.PIPE, timeout=60, **outside)
         assert (ran.returncode, ran.stdout.decode()) == (0, model().translate(["w1 w2"])[0].text + "\n")
+    words = f"{sys.executable} -m mega_runtime translate {folder()} < given >&-"
+    ran = subprocess.run(words, shell=True, stderr=subprocess.PIPE, timeout=60, **outside)
+    assert (ran.returncode, ran.stderr) == (1, b"mega-runtime: standard output is closed\n")
 
 
 def test_an_interrupt_ends_the_command_quietly(outside):

@@ -89,6 +89,14 @@ def test_a_stop_string_that_is_empty_is_refused():
         language()[1].continue_text("w1", stop=".")
 
 
+def test_stop_strings_may_be_any_iterable():
+    model, options = language()[1], {"max_tokens": 60, "seed": 3}
+    ended = model.continue_text("w1", stop=["w2", "w3"], **options)
+    assert (
+        ended == model.continue_text("w1", stop=iter(["w2", "w3"]), **options) != model.continue_text("w1", **options)
+    )
+
+
 # ------------------------------------------------------------------------------------------- a text
 
 

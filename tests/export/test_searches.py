@@ -150,11 +150,17 @@ def test_another_search_is_detected(monkeypatch, twin):
         ({"beam": TYPES}, f"beam is {TYPES} and the model has {TYPES} types"),
         ({"lenpen": float("nan")}, "lenpen is nan"),
         ({"lenpen": -1.0}, "lenpen is -1.0"),
+        ({"unkpen": float("-inf")}, "unkpen is -inf"),
     ],
 )
 def test_options_that_no_search_can_follow_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         translation()[1].search(sources(4), **options)
+
+
+def test_options_may_be_numbers_of_numpy():
+    search = translation()[1].search
+    assert search(sources(4), beam=np.int8(3), lenpen=np.float32(0.5)) == search(sources(4), beam=3, lenpen=0.5)
 
 
 def test_an_unknown_option_is_refused():
