@@ -31,7 +31,6 @@ KINDS = {
     ".bin": "application/octet-stream",
     ".model": "application/octet-stream",
 }
-LONGEST = 200  # characters of an address; longer names are refused by file systems
 HEADERS = {
     "Cache-Control": "no-store",
     # The browser itself refuses to load from, or send to, any other server.
@@ -69,18 +68,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def file(self, path: str) -> Optional[Path]:
         """The file of an address, if it is one of those to serve."""
-        if "\0" in path or len(path) > LONGEST:
-            return None
         if path.startswith("/models/"):
             folder, path = self.models, path[len("/models/") :]
         else:
             folder, path = PAGE, path[1:] or "index.html"
         try:
             file = (folder / path).resolve()
-        except (OSError, RuntimeError):  # symlinks in a circle
+            known = folder.resolve() in file.parents and file.suffix in KINDS
+            return file if known and file.is_file() else None
+        except (OSError, RuntimeError, ValueError):  # too long a name, symlinks in a circle, a NUL
             return None
-        known = folder.resolve() in file.parents and file.suffix in KINDS
-        return file if known and file.is_file() else None
 
     def answer(self, content: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
         self.send_response(status)

@@ -69,9 +69,9 @@ class Folder:
     def _check_files(self) -> None:
         for name, expected in self.config["files"].items():
             path, digest = self.path / name, hashlib.sha256()
+            if Path(name).name != name:
+                raise FolderError(f"{path} is not in the folder; copy the folder again")
             try:
-                if Path(name).name != name:
-                    raise OSError(0, "it is not in the folder")
                 with open(path, "rb") as file:
                     for block in iter(lambda: file.read(1 << 20), b""):
                         digest.update(block)
