@@ -21,6 +21,11 @@ def split(tokens: Sequence[int], separator: int) -> List[List[int]]:
     return lines
 
 
+def longest_line(length: int, a: float, b: float) -> int:
+    """The most tokens of the translation of a line with so many."""
+    return max(1, int(a * length + b))
+
+
 class LineRules:
     """Which tokens S sentences may still take if their hypotheses are to have the lines of their sources."""
 
@@ -39,7 +44,7 @@ class LineRules:
         most = max(map(len, lines))
         self.longest = np.ones((len(lines), most), int)  # of a line, the last line first
         for row, lengths in enumerate(lines):
-            self.longest[row, : len(lengths)] = [max(1, int(a * n + b)) for n in reversed(lengths)]
+            self.longest[row, : len(lengths)] = [longest_line(n, a, b) for n in reversed(lengths)]
         whole = [(self.longest[row, : len(each)] + 1).sum() - 1 for row, each in enumerate(lines)]
         self.limit = np.minimum(whole, limit)  # (S,)
         if 2 * most - 1 > limit:

@@ -54,6 +54,10 @@ class Options:
                 raise ValueError(f"{name} is {value!r}; give {KINDS[kind]} from {least}")
             object.__setattr__(self, name, int(value) if kind is Integral else float(value))  # not NumPy's, of few bits
 
+    def max_len(self, length: int, limit: int) -> int:
+        """The most tokens of the translation of a source with so many, of a model that writes up to `limit`."""
+        return int(min(self.max_len_a * length + self.max_len_b, limit))
+
 
 class Hypothesis(NamedTuple):
     tokens: List[int]  # with eos

@@ -10,7 +10,7 @@ import numpy as np
 
 from mega_runtime.decoder import MASKED, Decoder
 from mega_runtime.folder import Folder, check_count
-from mega_runtime.lines import LineRules, Places, split
+from mega_runtime.lines import LineRules, Places, longest_line, split
 from mega_runtime.search import Hypothesis, Options, Search, Special
 from mega_runtime.text import Sentence, Types, check_text, segmenter, sentences
 
@@ -256,7 +256,7 @@ class Translator:
         chosen, limit = self._chosen(options), self.config["limits"]["target"] - 1
         settings, lines = self.config["documents"], None
         if settings is None:
-            longest = np.array([int(min(chosen.max_len_a * len(each) + chosen.max_len_b, limit)) for each in sources])
+            longest = np.array([chosen.max_len(len(each), limit) for each in sources])
         else:
             of_lines = settings["line_length_a"], settings["line_length_b"]
             lines = LineRules(sources, self.source_separator, self.special.separator, *of_lines, limit, chosen.beam)
@@ -290,11 +290,11 @@ class Translator:
         chosen = replace(self.options, **options)
         if chosen.beam > types - 4:
             raise ValueError(f"beam is {chosen.beam:,} and the model has {types:,} types; give at most {types - 4:,}")
+        limit = self.config["limits"]["target"] - 1
         if documents is None:
-            longest = chosen.max_len_a * 2 + chosen.max_len_b  # of one token and eos
+            longest = chosen.max_len(2, limit)  # one token and eos
         else:
-            longest = max(1, documents["line_length_a"] + documents["line_length_b"])
-        longest = int(min(longest, self.config["limits"]["target"] - 1))
+            longest = min(longest_line(1, documents["line_length_a"], documents["line_length_b"]), limit)
         if chosen.min_len > longest:
             raise ValueError(
                 f"min_len is {chosen.min_len} and the translation of one token has at most {longest} tokens; lower it"
