@@ -81,10 +81,15 @@ def test_a_language_model_has_the_loss_of_fairseq_eval_lm(tmp_path):
     log_probs = model.score_tokens(tokens)
     assert len(log_probs) == count
     assert -log_probs.mean(dtype=np.float64) / np.log(2) == pytest.approx(loss, abs=2e-3)
-    folder, _ = export(trained.last, tmp_path / "small", "--data", trained.data)
+    of_bytes = tmp_path / "bytes"
+    of_bytes.mkdir()
+    types = len((trained.data / "dict.txt").read_text().splitlines())
+    (of_bytes / "dict.txt").write_text("".join(f"{number} 1\n" for number in range(types)))
+    folder, _ = export(trained.last, tmp_path / "small", "--data", of_bytes, "--bytes")
     small = LanguageModel(folder)
     assert 1e-5 < np.sqrt(np.mean((small.score_tokens(tokens) - log_probs) ** 2)) < 0.05
     assert config_of(folder)["number_format"] == "int8"
+    assert small.segmented.split("\u20ac") == ["226", "130", "172"]
 
 
 def test_documents_are_translated_as_by_the_project(bible, tmp_path):
