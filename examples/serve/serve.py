@@ -23,7 +23,7 @@ class Service(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers["Content-Length"] or ""
-        if not length.isdecimal() or int(length) > LONGEST:
+        if not length.isdecimal() or len(length) > 9 or int(length) > LONGEST:
             status = 413 if length.isdecimal() else 411
             return self.answer(status, f"send at most {LONGEST:,} bytes, with their Content-Length")
         text = self.rfile.read(int(length))

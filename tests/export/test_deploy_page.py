@@ -143,7 +143,12 @@ def test_the_service_answers_clients_at_once_and_after_errors(server, service):
     for refused, words in ((b"\xff", "UTF-8"), (b"God " * 10_000, "tokens")):
         status, said = answer(service, refused)
         assert (status, words in said) == (400, True), said
-    assert [answer_to_headers(service, length) for length in (None, "0x1", "100001")] == [411, 411, 413]
+    assert [answer_to_headers(service, length) for length in (None, "0x1", "100001", "9" * 5000)] == [
+        411,
+        411,
+        413,
+        413,
+    ]
     with ThreadPoolExecutor(6) as clients:
         for status, said in clients.map(partial(answer, service), ["\n".join(SENTENCES).encode()] * 6):
             assert (status, said.split("\n")) == (200, expected)

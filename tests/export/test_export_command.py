@@ -14,7 +14,6 @@ from mega_fairseq.export import folder as folders
 from mega_fairseq.models import MegaTransformerModel
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
 from mega_runtime.text import Pieces
-from tests.export.conftest import pieces_of
 from tests.helpers import commands, faults
 from tests.helpers.commands import (
     GENERATION,
@@ -28,6 +27,7 @@ from tests.helpers.commands import (
     translations,
 )
 from tests.helpers.exported import assert_same
+from tests.helpers.pieces import few_pieces
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +126,7 @@ def test_classifiers_predict_as_the_project(classifiers, tmp_path, kind):
 def test_segmentation_is_exported_and_languages_that_the_training_found_by_names_of_files_are_found_again(
     translation, exported, edited, refuses, tmp_path
 ):
-    pieces_model = pieces_of(tmp_path, (exported[0] / "source.txt").read_text().split("\n")[4:-1])
+    pieces_model = few_pieces(tmp_path, (exported[0] / "source.txt").read_text().split("\n")[4:-1])
     path = edited(translation.last, lambda content: content["cfg"]["task"].update(source_lang=None, target_lang=None))
     folder, _ = export(path, tmp_path / "model", "--sentencepiece-model", pieces_model)
     assert config_of(folder)["text"]["kind"] == "pieces"

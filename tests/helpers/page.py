@@ -78,17 +78,6 @@ class Served:
 # ------------------------------------------------------------------------------------------------ models
 
 
-def pieces_model(folder: Path, kind: str, size: int = 300) -> Path:
-    """A SentencePiece model of the chapter, as the recipe makes them for `kind`, unigram or bpe."""
-    text = folder / "text"
-    laughter = "haa haaa haaaa haaaaa\n" * 9  # for unions of equal neighbours
-    text.write_text(CHAPTER.read_text() + CHAPTER.with_name("genesis-6.de.txt").read_text() + laughter)
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(folder / kind), vocab_size=size, model_type=kind, minloglevel=2
-    )
-    return folder / f"{kind}.model"
-
-
 def write_documents(folder: Path, pieces: Path, number_format: str = "float32", ends: float = 2.0, **options: Any):
     """A model of documents with random weights, with pieces as types; returns the model."""
     types = Dictionary()

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from tests.helpers import page
+from tests.helpers.pieces import pieces_model
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,7 @@ def runtime(node):
 def models(tmp_path_factory):
     """A folder with a model of each kind, as the page serves them, in float32."""
     folder = tmp_path_factory.mktemp("models")
-    pieces = page.pieces_model(tmp_path_factory.mktemp("pieces"), "unigram")
+    pieces = pieces_model(tmp_path_factory.mktemp("pieces"))
     page.write_documents(folder / "documents", pieces)
     page.write_text_of_bytes(folder / "bytes")
     page.write_digits(folder / "digits")

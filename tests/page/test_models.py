@@ -8,7 +8,8 @@ from mega_fairseq.export.folder import PROBE_WIDTH
 from mega_runtime import Classifier, LanguageModel, Translator
 from tests.helpers.commands import ROOT
 from tests.helpers.exported import SEARCHED, assert_same, documents, language, net_input, ours, sources, translation
-from tests.helpers.page import CHAPTER, pieces_model, write_documents
+from tests.helpers.page import CHAPTER, write_documents
+from tests.helpers.pieces import pieces_model
 
 LINES = CHAPTER.read_text().split("\n")[:-1]
 TEXTS = [*LINES[:4], "", "  ", *LINES[4:7], "", LINES[7]]
@@ -69,7 +70,7 @@ def test_lines_are_told_before_their_window_ends(runtime, models):
 
 @pytest.mark.parametrize("places", [{}, {"cross_attention_positions": "token", "cross_attention_window": 0}])
 def test_other_places_of_cross_attention(runtime, tmp_path, places):
-    write_documents(tmp_path / "model", pieces_model(tmp_path, "bpe"), **places)
+    write_documents(tmp_path / "model", pieces_model(tmp_path, model_type="bpe"), **places)
     events = runtime.ask("translate", path=str(tmp_path / "model"), texts=LINES[:5], options={})
     assert lines_of(events) == Translator(tmp_path / "model").translate_documents([LINES[:5]])[0]
 
@@ -91,7 +92,7 @@ def test_texts_that_the_model_cannot_read_are_refused(runtime, models):
 
 
 def test_8_bits_give_the_log_probabilities_of_the_runtime(runtime, tmp_path):
-    write_documents(tmp_path / "model", pieces_model(tmp_path, "unigram"), "int8")
+    write_documents(tmp_path / "model", pieces_model(tmp_path), "int8")
     translator, path = Translator(tmp_path / "model"), str(tmp_path / "model")
     source = window(translator, LINES[:6])
     target = translator.search([source])[0][0].tokens
@@ -121,7 +122,7 @@ def weights_of(model, translator, texts):
 
 
 def test_words_look_where_the_models_cross_attention_does(runtime, tmp_path):
-    model, texts = write_documents(tmp_path / "model", pieces_model(tmp_path, "unigram")), LINES[:3]
+    model, texts = write_documents(tmp_path / "model", pieces_model(tmp_path)), LINES[:3]
     translator = Translator(tmp_path / "model")
     events = runtime.ask("translate", path=str(tmp_path / "model"), texts=texts, options={})
     (picture,) = (each for each in events if "weights" in each)

@@ -5,7 +5,8 @@ import random
 import pytest
 import sentencepiece
 
-from tests.helpers.page import Node, pieces_model, twin
+from tests.helpers.page import Node, twin
+from tests.helpers.pieces import pieces_model
 from tests.helpers.recipes import small_bible
 
 ODD = [
@@ -48,7 +49,7 @@ def texts(folder):
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_pieces_are_those_of_sentencepiece(node, tmp_path, kind):
-    given, path = texts(tmp_path), pieces_model(tmp_path, kind)
+    given, path = texts(tmp_path), pieces_model(tmp_path, model_type=kind)
     expected = sentencepiece.SentencePieceProcessor(model_file=str(path)).encode(given, out_type=str)
     found = node.ask("pieces", model=str(path), texts=given)
     assert [each for each in zip(given, found, expected) if each[1] != each[2]] == []
@@ -79,12 +80,5 @@ def test_other_pieces_are_detected(tmp_path, kind, old, new):
     ],
 )
 def test_models_that_the_page_does_not_read_are_refused(node, tmp_path, options, words):
-    pieces_model(tmp_path, "unigram")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text"),
-        model_prefix=str(tmp_path / "other"),
-        minloglevel=2,
-        **{"vocab_size": 300, **options},
-    )
     with pytest.raises(RuntimeError, match=words):
-        node.ask("pieces", model=str(tmp_path / "other.model"), texts=["a"])
+        node.ask("pieces", model=str(pieces_model(tmp_path, **options)), texts=["a"])
