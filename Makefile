@@ -30,7 +30,7 @@ TORCH := $(PIP)$(TORCH_INDEX:%= --extra-index-url %) Cython numpy torch
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
 
-try: $(TRY)/.ready ## use trained models: a minute, with Python alone, in an environment of 190 MB
+try: $(TRY)/.ready ## use trained models: a minute, with Python alone, in an environment of 185 MB
 	@$(TRY)/bin/python examples/try/try.py
 
 install: $(READY) ## create .venv with all packages in the tested versions: 4 minutes, most of it compiling fairseq

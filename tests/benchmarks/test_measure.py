@@ -122,4 +122,4 @@ def test_headline_figures_of_the_readme_are_those_that_were_measured():
         (["H200", "translating"], "translating", "batch 64", "Mega, --task mega_translation"),
     ):
         speeds = {row["contender"]: row["numbers"]["speed"] for row in gpu[table] if row["case"] == case}
-        assert row(*words)[0] == f"{speeds[contender] / speeds['Transformer']:.1f}x"
+        assert row(*words)[0].split()[-1] == f"{speeds[contender] / speeds['Transformer']:.1f}x"
