@@ -123,4 +123,4 @@ def test_headline_figures_of_the_readme_are_those_that_were_measured():
     ):
         speeds = {(row["case"], row["contender"]): row["numbers"]["speed"] for row in gpu[table]}
         most = max(speeds[case, contender] / speeds[case, "Transformer"] for case in cases)
-        assert row(*words)[0].split()[-1] == f"{most:.1f}x"
+        assert f"{most:.1f}x" in row(*words)[0].split()
