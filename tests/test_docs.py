@@ -238,6 +238,19 @@ def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits_or_transpa
     assert capsys.readouterr().out.split() == list(map(str, grey.ravel()))
 
 
+@pytest.mark.parametrize(("name", "words"), [("cat/notes.txt", "no picture"), ("a cat/1.png", "one word")])
+def test_pictures_that_cannot_be_read_are_named_before_any_work(tmp_path, monkeypatch, name, words):
+    pytest.importorskip("PIL.Image", reason="the program needs Pillow")
+    for each in (name, "dog/1.png", "dog/2.png"):
+        (tmp_path / "pictures" / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pictures" / each).write_text("no picture")
+    program = str(ROOT / "examples/pictures/squares.py")
+    monkeypatch.setattr(sys, "argv", [program, str(tmp_path / "pictures"), str(tmp_path / "data")])
+    with pytest.raises(SystemExit, match=words):
+        runpy.run_path(program, run_name="__main__")
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["translation", "language-modelling", "classification", "modules"])
 def test_documented_python_code_runs(page, translated, evaluated, classified, place):

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 SIDE = 28
 
@@ -38,6 +38,13 @@ def main() -> None:
     paths = sorted(args.pictures.glob("*/[!.]*"))
     if args.out is None or len(paths) < 3:
         sys.exit(f"{args.pictures}: a picture, or a folder of at least three pictures in folders by label, and OUT")
+    for path in paths:
+        if len(path.parent.name.split()) > 1:
+            sys.exit(f"{path.parent}: a label is one word; rename the folder")
+        try:
+            Image.open(path).close()
+        except UnidentifiedImageError:
+            sys.exit(f"{path} is no picture; move it away")
     random.Random(1).shuffle(paths)
     tenth = max(1, len(paths) // 10)
     args.out.mkdir(parents=True, exist_ok=True)

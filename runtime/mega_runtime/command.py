@@ -202,6 +202,7 @@ def run_classify(args: argparse.Namespace) -> None:
         if not line.strip():
             print(flush=True)
             continue
+        line = line[:-1] if line.endswith("\r") else line  # as in the training's files
         try:
             (prediction,) = model.predict([parsed(model, line)])
         except ValueError as error:

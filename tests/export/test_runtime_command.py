@@ -333,6 +333,7 @@ def test_a_byte_order_mark_is_no_text(command):
     [
         ("tokens", None, False, ["w1 w2", "w3"], ["w1 w2", "w3"]),
         ("tokens", None, True, ["w1 w2\tw3", "w4\tw5"], [("w1 w2", "w3"), ("w4", "w5")]),
+        ("bytes", None, False, ["ab\r", "c d"], [b"ab", b"c d"]),
         ("values", "uint8", False, ["0 255", "7 8 9"], [[0, 255], [7, 8, 9]]),
         ("values", "float", False, ["0.5 -1", "1e-3"], [np.array([0.5, -1]), np.array([0.001])]),
     ],
