@@ -111,9 +111,8 @@ def write(target: Path, arguments: argparse.Namespace) -> Dict[str, Any]:
         folder.write_translation(target, model, arguments.format, pieces, documents, separators, languages)
         return check.check_translation(target, model, task)
     if isinstance(model, MegaLanguageModel):
-        if arguments.data is None:
-            raise UserError("is a language model, whose dictionary is not in it; give the folder of its data as --data")
-        take_dictionary(model.decoder, read_dictionary(Path(arguments.data) / "dict.txt"), arguments.data)
+        data = arguments.data or data_of_training(checkpoint)
+        take_dictionary(model.decoder, read_dictionary(Path(data) / "dict.txt"), data)
         check_text(model.decoder.dictionary, pieces, arguments.bytes)
         folder.write_language_model(target, model, arguments.format, pieces, arguments.bytes)
         return check.check_language_model(target, model)
@@ -133,11 +132,18 @@ def translation_task(checkpoint: Checkpoint, data: Optional[str]) -> MegaTransla
     names = {field.name for field in fields(config)} - {"data", "seed"}
     try:
         cfg = config(**{name: value for name, value in stored.items() if name in names})
-        cfg.data, cfg.seed = data or str(stored["data"]).split(os.pathsep)[0], 1
-    except (KeyError, TypeError, ValueError) as error:
+        cfg.data, cfg.seed = data or data_of_training(checkpoint), 1
+    except (TypeError, ValueError) as error:
         raise UserError(f"has a value of the wrong type among its task's ({error}); get the file again") from None
     cfg.source_lang, cfg.target_lang = languages = languages_of(cfg)
     return kind(cfg, *(read_dictionary(Path(cfg.data) / f"dict.{language}.txt") for language in languages))
+
+
+def data_of_training(checkpoint: Checkpoint) -> str:
+    data = checkpoint.cfg.get("task", {}).get("data")
+    if not isinstance(data, str):
+        raise UserError("does not say where its dictionary is; give the folder of its data as --data")
+    return data.split(os.pathsep)[0]
 
 
 def languages_of(cfg: MegaTranslationConfig) -> Tuple[str, str]:

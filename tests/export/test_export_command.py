@@ -72,7 +72,7 @@ def test_a_translation_model_translates_as_fairseq_generate(translation, exporte
 
 def test_a_language_model_has_the_loss_of_fairseq_eval_lm(tmp_path):
     trained = commands.trained("softmax")
-    folder, _ = export(trained.last, tmp_path / "model", "--data", trained.data, "--format=float32")
+    folder, _ = export(trained.last, tmp_path / "model", "--format=float32")
     model, tokens = LanguageModel(folder), []
     for line in (trained.folder / "valid.text").read_text().splitlines():
         tokens += [*model.types.encode(line.split()), model.special.eos]
@@ -230,9 +230,10 @@ def test_a_classifier_takes_no_pieces(classifiers, pieces_model, refuses, tmp_pa
     )
 
 
-def test_dictionaries_that_are_missing_or_of_other_data_are_refused(translation, refuses, tmp_path):
+def test_dictionaries_that_are_missing_or_of_other_data_are_refused(translation, edited, refuses, tmp_path):
     target, text = tmp_path / "model", commands.trained("softmax")
-    refuses("export", text.last, target, words=["checkpoint_last.pt is a language model", "--data"])
+    path = edited(text.last, lambda content: content["cfg"]["task"].update(data=None))
+    refuses("export", path, target, words=["edited.pt does not say where its dictionary is", "--data"])
     refuses("export", text.last, target, "--data", tmp_path, words=[str(tmp_path / "dict.txt"), "--data"])
     shutil.copytree(translation.data, tmp_path / "bin")
     path = tmp_path / "bin/dict.de.txt"
