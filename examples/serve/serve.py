@@ -21,12 +21,18 @@ class Service(BaseHTTPRequestHandler):
     translator: Translator
     cores = Semaphore(os.cpu_count() or 1)
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # of clients that have left
+            super().handle()
+
     def do_POST(self) -> None:
         length = self.headers["Content-Length"] or ""
         if not length.isdecimal() or len(length) > 9 or int(length) > LONGEST:
             status = 413 if length.isdecimal() else 411
             return self.answer(status, f"send at most {LONGEST:,} bytes, with their Content-Length")
         text = self.rfile.read(int(length))
+        if len(text) < int(length):
+            return self.answer(400, "send as many bytes as Content-Length says")
         try:
             with self.cores:  # no more searches at once
                 lines = self.translator.translate(text.decode("utf-8-sig").split("\n"))
@@ -49,6 +55,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     args = parser.parse_args()
     Service.translator = Translator(args.folder)
+    ThreadingHTTPServer.request_queue_size = 128  # clients that connect at once; the others are refused
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Service)
     print(f"http://127.0.0.1:{server.server_port} translates what is sent by POST", flush=True)
     with suppress(KeyboardInterrupt):

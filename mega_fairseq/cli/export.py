@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
     for package, remedy in NEEDED.items():
         if importlib.util.find_spec(package) is None:
             raise UserError(f"{package} is not installed; {remedy}")
-    is_export = all((target / name).exists() for name in ("config.json", "weights.bin"))
+    is_export = (target / "weights.bin").exists()  # also if an export into it was interrupted
     if target.exists() and not (arguments.force and is_export):
         add = "; add --force to replace it, or" if is_export else ";"
         raise UserError(f"{target} exists{add} give the name of a new folder")
@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--sentencepiece-model is {pieces}, which is not a SentencePiece model; give its path"
         ) from None
-    unfinished = target.with_name(f"{target.name}.unfinished")
+    # In a folder that is replaced, which may be on another file system than its parent.
+    unfinished = target / ".unfinished" if target.exists() else target.with_name(f"{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         with quiet_output(), errors_of(path):
@@ -65,16 +66,16 @@ def replace(target: Path, newer: Path) -> None:
     """Puts an export in the place of an older one.
 
     Other files of the folder stay, such as a card and the checkpoint. Without config.json, which leaves first and comes
-    last, a folder is not complete.
+    last, a folder is not complete, and can be exported into again.
     """
     from mega_fairseq.export.folder import NAMES  # here, since onnx may be missing
 
-    for name in NAMES:
-        if (target / name).exists():
-            (target / name).unlink()
+    (target / "config.json").unlink(missing_ok=True)
     for name in reversed(NAMES):
         if (newer / name).exists():
-            (newer / name).rename(target / name)
+            (newer / name).replace(target / name)
+        else:
+            (target / name).unlink(missing_ok=True)
 
 
 def record(folder: Path, differences: Dict[str, Any]) -> None:
@@ -93,6 +94,8 @@ def write(target: Path, arguments: argparse.Namespace) -> Dict[str, Any]:
     untrusted.check_finite(checkpoint.tensors)
     with torch.no_grad():
         model = fill(empty_model(checkpoint), checkpoint.tensors).float().eval()
+    if arguments.bytes and not isinstance(model, MegaLanguageModel):
+        raise UserError("is not a language model; leave --bytes out")
     if isinstance(model, MegaTransformerModel):
         task = translation_task(checkpoint, arguments.data)
         take_dictionary(model.encoder, task.source_dictionary, task.cfg.data)

@@ -16,6 +16,7 @@ from mega_runtime.decoder import Candidates
 from mega_runtime.lines import LineRules
 
 NEVER = np.float32(-np.inf)
+LARGEST_LENPEN = 50  # above 80, the power of a length can be infinite
 KINDS = {Integral: "a whole number", Real: "a number"}
 
 
@@ -49,9 +50,10 @@ class Options:
             *(("beam", Integral, 1), ("min_len", Integral, 0), ("max_len_b", Integral, 0)),
             *(("max_len_a", Real, 0), ("lenpen", Real, 0), ("unkpen", Real, -math.inf)),
         ):
-            value = getattr(self, name)
-            if not isinstance(value, kind) or not value >= least or value == -math.inf:
-                raise ValueError(f"{name} is {value!r}; give {KINDS[kind]} from {least}")
+            value, most = getattr(self, name), LARGEST_LENPEN if name == "lenpen" else math.inf
+            if not isinstance(value, kind) or not least <= value <= most or value == -math.inf:
+                upto = f" to {most}" * (most < math.inf)
+                raise ValueError(f"{name} is {value!r}; give {KINDS[kind]} from {least}{upto}")
             object.__setattr__(self, name, int(value) if kind is Integral else float(value))  # not NumPy's, of few bits
 
     def max_len(self, length: int, limit: int) -> int:

@@ -3,8 +3,11 @@
 import functools
 import importlib.util
 import json
+import os
 import shutil
 import signal
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,6 +149,10 @@ def test_text_of_another_kind_or_segmentation_is_refused(refuses, pieces_model, 
     refuses("export", trained.last, tmp_path / "model", "--data", trained.data, *text, words=words)
 
 
+def test_bytes_are_for_language_models(translation, refuses, tmp_path):
+    refuses("export", translation.last, tmp_path / "model", "--bytes", words=["not a language model", "--bytes"])
+
+
 # ------------------------------------------------------------------------------------------- folders
 
 
@@ -164,6 +171,17 @@ def test_an_exported_folder_is_replaced_only_if_asked(translation, exported, ref
     assert {path.name for path in folder.iterdir()} == names
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert set(folders.NAMES) > names - {"README.md"}
+
+
+def test_a_folder_on_another_file_system_is_replaced(translation, exported, tmp_path):
+    other = "/dev/shm" if os.path.isdir("/dev/shm") else tmp_path
+    with tempfile.TemporaryDirectory(dir=other) as place:
+        folder = shutil.copytree(exported[0], Path(place) / "model")
+        (tmp_path / "link").symlink_to(folder)
+        (folder / "config.json").unlink()  # as after an export that was killed
+        export(translation.last, tmp_path / "link", "--force")
+        Translator(tmp_path / "link")
+        assert {path.name for path in folder.iterdir()} == {"config.json", *config_of(folder)["files"]}
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])

@@ -150,6 +150,7 @@ def test_another_search_is_detected(monkeypatch, twin):
         ({"beam": TYPES}, f"beam is {TYPES} and the model has {TYPES} types"),
         ({"lenpen": float("nan")}, "lenpen is nan"),
         ({"lenpen": -1.0}, "lenpen is -1.0"),
+        ({"lenpen": 51}, "from 0 to 50"),
         ({"unkpen": float("-inf")}, "unkpen is -inf"),
     ],
 )
