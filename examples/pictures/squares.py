@@ -20,7 +20,10 @@ SIDE = 28
 
 def square(path: Path) -> np.ndarray:
     """Grey values (SIDE * SIDE,) from 0 to 255, upright, on white if the picture is transparent."""
-    upright = ImageOps.exif_transpose(Image.open(path))
+    try:
+        upright = ImageOps.exif_transpose(Image.open(path))
+    except UnidentifiedImageError:
+        sys.exit(f"{path} is no picture; move it away")
     if upright.mode.startswith("I"):  # 16 bits
         upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
     if "A" in upright.mode or "transparency" in upright.info:
@@ -41,15 +44,12 @@ def main() -> None:
     for path in paths:
         if len(path.parent.name.split()) > 1:
             sys.exit(f"{path.parent}: a label is one word; rename the folder")
-        try:
-            Image.open(path).close()
-        except UnidentifiedImageError:
-            sys.exit(f"{path} is no picture; move it away")
+    squares = {path: square(path) for path in paths}
     random.Random(1).shuffle(paths)
     tenth = max(1, len(paths) // 10)
     args.out.mkdir(parents=True, exist_ok=True)
     for split, part in ("test", paths[:tenth]), ("valid", paths[tenth : 2 * tenth]), ("train", paths[2 * tenth :]):
-        np.save(args.out / f"{split}.npy", [square(path) for path in part])
+        np.save(args.out / f"{split}.npy", [squares[path] for path in part])
         (args.out / f"{split}.label").write_text("".join(f"{path.parent.name}\n" for path in part))
     train = np.load(args.out / "train.npy") / 255
     print(f"--values-mean {train.mean():.3f} --values-deviation {train.std():.3f}")

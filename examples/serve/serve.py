@@ -49,14 +49,17 @@ class Service(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128  # clients that connect at once; the others are refused
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="made by mega-fairseq export")
     parser.add_argument("--port", type=int, default=8000)
     args = parser.parse_args()
     Service.translator = Translator(args.folder)
-    ThreadingHTTPServer.request_queue_size = 128  # clients that connect at once; the others are refused
-    server = ThreadingHTTPServer(("127.0.0.1", args.port), Service)
+    server = Server(("127.0.0.1", args.port), Service)
     print(f"http://127.0.0.1:{server.server_port} translates what is sent by POST", flush=True)
     with suppress(KeyboardInterrupt):
         server.serve_forever()

@@ -46,11 +46,16 @@ class Options:
     unkpen: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, kind, least in (
-            *(("beam", Integral, 1), ("min_len", Integral, 0), ("max_len_b", Integral, 0)),
-            *(("max_len_a", Real, 0), ("lenpen", Real, 0), ("unkpen", Real, -math.inf)),
+        for name, kind, least, most in (
+            *(
+                ("beam", Integral, 1, math.inf),
+                ("min_len", Integral, 0, math.inf),
+                ("max_len_b", Integral, 0, math.inf),
+            ),
+            *(("max_len_a", Real, 0, math.inf), ("lenpen", Real, 0, LARGEST_LENPEN)),
+            ("unkpen", Real, -math.inf, math.inf),
         ):
-            value, most = getattr(self, name), LARGEST_LENPEN if name == "lenpen" else math.inf
+            value = getattr(self, name)
             if not isinstance(value, kind) or not least <= value <= most or value == -math.inf:
                 upto = f" to {most}" * (most < math.inf)
                 raise ValueError(f"{name} is {value!r}; give {KINDS[kind]} from {least}{upto}")
