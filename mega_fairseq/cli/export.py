@@ -33,7 +33,10 @@ def run(arguments: argparse.Namespace) -> None:
     for package, remedy in NEEDED.items():
         if importlib.util.find_spec(package) is None:
             raise UserError(f"{package} is not installed; {remedy}")
-    is_export = (target / "weights.bin").exists()  # also if an export into it was interrupted
+    # A folder that is replaced may be on another file system than its parent.
+    inside, beside = target / ".unfinished", target.with_name(f"{target.name}.unfinished")
+    # Without config.json, an export into it was interrupted.
+    is_export = (target / "weights.bin").exists() and ((target / "config.json").exists() or inside.exists())
     if target.exists() and not (arguments.force and is_export):
         add = "; add --force to replace it, or" if is_export else ";"
         raise UserError(f"{target} exists{add} give the name of a new folder")
@@ -43,20 +46,21 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--sentencepiece-model is {pieces}, which is not a SentencePiece model; give its path"
         ) from None
-    # In a folder that is replaced, which may be on another file system than its parent.
-    unfinished = target / ".unfinished" if target.exists() else target.with_name(f"{target.name}.unfinished")
+    unfinished = inside if target.exists() else beside
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         with quiet_output(), errors_of(path):
             differences = write(unfinished, arguments)
             record(unfinished, differences)
-        size = sum(file.stat().st_size for file in unfinished.iterdir()) / 1e6
-        if target.exists():
-            replace(target, unfinished)
-        else:
-            unfinished.rename(target)
-    finally:
+    except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    size = sum(file.stat().st_size for file in unfinished.iterdir()) / 1e6
+    if target.exists():
+        replace(target, unfinished)
+        unfinished.rmdir()
+    else:
+        unfinished.rename(target)
     print(f"wrote {target}, {size:.1f} MB in {arguments.format}")
     shown = (f"{name} {d if isinstance(d, str) else f'{d:.2g}'}" for name, d in differences.items())
     print("differences from the checkpoint:", ", ".join(shown))

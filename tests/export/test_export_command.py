@@ -179,6 +179,7 @@ def test_a_folder_on_another_file_system_is_replaced(translation, exported, tmp_
         folder = shutil.copytree(exported[0], Path(place) / "model")
         (tmp_path / "link").symlink_to(folder)
         (folder / "config.json").unlink()  # as after an export that was killed
+        (folder / ".unfinished").mkdir()
         export(translation.last, tmp_path / "link", "--force")
         Translator(tmp_path / "link")
         assert {path.name for path in folder.iterdir()} == {"config.json", *config_of(folder)["files"]}
@@ -191,7 +192,9 @@ def test_what_is_no_exported_folder_is_never_replaced(translation, refuses, tmp_
     (tmp_path / "file").write_text("")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text('{"model_type": "bert"}')
-    for name in ("folder", "file", "other"):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/weights.bin").write_text("of another program")
+    for name in ("folder", "file", "other", "weights"):
         refuses(
             "export",
             translation.last,
