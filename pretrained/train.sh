@@ -31,11 +31,9 @@ bible() { # from one language to another
     UPDATES=3900 WARMUP=400 train lines --single-lines 1 --lr 5e-3 --end-learning-rate 1e-3
     if [ "$NAME" = bible-en-de ]; then
         UPDATES=4500 WARMUP=200 go_on more-lines --single-lines 1 --lr 4e-3 --end-learning-rate 3e-4 --seed 2
-        UPDATES=800 WARMUP=50 go_on windows --lr 2e-3 --seed 3
-        UPDATES=1000 WARMUP=30 go_on more-windows --lr 3e-3 --seed 4
-    else
-        UPDATES=400 WARMUP=50 go_on windows --lr 2e-3
     fi
+    UPDATES=800 WARMUP=50 go_on windows --lr 2e-3 --seed 3
+    UPDATES=1000 WARMUP=30 go_on more-windows --lr 3e-3 --seed 4
     publish "$last" --data "$DATA/sentencepiece/bin" --sentencepiece-model "$DATA/sentencepiece/codes"
     cp "$DATA/sentencepiece/bin/dict.$source.txt" "$HERE/$NAME/dict.txt"
 }
