@@ -42,7 +42,7 @@ def report(folders: Folders, updates: Dict[str, int], out: Path) -> str:
     lines = translations(folders["translation"], out / "bible/raw")
     for task, (title, rows) in TABLES.items():
         lines += ["", title.format(updates[task]), *table(folders[task], rows)]
-    star = "* the better value; docs/first-run.md says what these short trainings show, and what they do not"
+    star = "* the better value; the trainings are too short to compare models: see docs/results.md"
     files = f"demo.png, images.png (what Mega takes the images for), checkpoints and logs are in {out}"
     return "\n".join([*lines, "", star, files]) + "\n"
 
