@@ -205,7 +205,7 @@ def test_own_pairs_are_translated_and_scored(place):
     for language in ("en", "de"):
         lines = (place / f"corpus/train.{language}").read_text().splitlines(keepends=True)
         (place / f"own/corpus.{language}").write_text("".join(lines[:300]))
-        (place / f"own/new.{language}").write_text("".join(lines[300:303]))
+        (place / f"own/new.{language}").write_bytes("".join([*lines[300:302], "a\rb\0c\n"]).encode())
     steps = "".join(blocks(DOCS / "own-data.md", "bash")[1:7]).replace("--beam 5", "--beam 5 --max-len-b 9")
     output = run(steps, place, cwd=place / "own")
     assert "Translated 15 sentences" in output
@@ -238,12 +238,22 @@ def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits_or_transpa
     assert capsys.readouterr().out.split() == list(map(str, grey.ravel()))
 
 
-@pytest.mark.parametrize(("name", "words"), [("cat/notes.txt", "no picture"), ("a cat/1.png", "one word")])
-def test_pictures_that_cannot_be_read_are_named_before_any_work(tmp_path, monkeypatch, name, words):
-    pytest.importorskip("PIL.Image", reason="the program needs Pillow")
-    for each in (name, "dog/1.png", "dog/2.png"):
+@pytest.mark.parametrize(
+    ("name", "share", "words"),
+    [
+        ("cat/notes.txt", 0, "cat/notes.txt is no whole picture"),
+        ("cat/half.png", 0.5, "cat/half.png is no whole picture"),
+        ("cat/more/1.png", 1, "cat/more is no whole picture"),
+        ("a cat/1.png", 1, "one word"),
+    ],
+)
+def test_pictures_that_cannot_be_read_are_named_before_any_work(tmp_path, monkeypatch, name, share, words):
+    image = pytest.importorskip("PIL.Image", reason="the program needs Pillow")
+    for each in ("dog/1.png", "dog/2.png", "dog/3.png", name):
         (tmp_path / "pictures" / each).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "pictures" / each).write_text("no picture")
+        image.effect_noise((28, 28), 50).save(tmp_path / "picture.png")
+        picture = (tmp_path / "picture.png").read_bytes()
+        (tmp_path / "pictures" / each).write_bytes(picture[: int(len(picture) * (share if each == name else 1))])
     program = str(ROOT / "examples/pictures/squares.py")
     monkeypatch.setattr(sys, "argv", [program, str(tmp_path / "pictures"), str(tmp_path / "data")])
     with pytest.raises(SystemExit, match=words):

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 SIDE = 28
 
@@ -21,9 +21,11 @@ SIDE = 28
 def square(path: Path) -> np.ndarray:
     """Grey values (SIDE * SIDE,) from 0 to 255, upright, on white if the picture is transparent."""
     try:
-        upright = ImageOps.exif_transpose(Image.open(path))
-    except UnidentifiedImageError:
-        sys.exit(f"{path} is no picture; move it away")
+        picture = Image.open(path)
+        picture.load()
+    except (OSError, SyntaxError):  # Pillow's of damaged files
+        sys.exit(f"{path} is no whole picture; move it away")
+    upright = ImageOps.exif_transpose(picture)
     if upright.mode.startswith("I"):  # 16 bits
         upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
     if "A" in upright.mode or "transparency" in upright.info:

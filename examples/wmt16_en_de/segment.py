@@ -31,7 +31,7 @@ def learn_sentencepiece(model: str, size: int, coverage: float, files: List[str]
                 sentence_iterator=text,
                 model_writer=learned,
                 model_type="bpe",
-                vocab_size=size,
+                vocab_size=max(size, 3),  # of less, it does not say what the text needs
                 character_coverage=coverage,
                 normalization_rule_tsv=blanks(folder),
                 max_sentence_length=1_000_000,  # sentencepiece skips longer lines, for example paragraphs

@@ -164,11 +164,13 @@ def test_pieces_hold_the_text_as_it_is(tmp_path):
     assert bpe.encode(f"½{spaces}m²\tﬁ\u00a0…") == bpe.encode("½ m² ﬁ …")
 
 
-def test_learning_pieces_of_an_empty_text_names_the_file(tmp_path):
-    (tmp_path / "train.en").touch()
-    words = ["learn", "sentencepiece", tmp_path / "model", 17, 1.0, tmp_path / "train.en"]
+@pytest.mark.parametrize(("text", "size", "reason"), [("", 17, "empty"), ("a b\n", 0, "6 or more"), ("a b\n", 1, "6")])
+def test_learning_pieces_of_an_empty_or_very_short_text_names_the_file(tmp_path, text, size, reason):
+    (tmp_path / "train.en").write_text(text)
+    words = ["learn", "sentencepiece", tmp_path / "model", size, 1.0, tmp_path / "train.en"]
     code, said = call(sys.executable, SEGMENT, *words)
     assert (code, said.startswith(f"error: {tmp_path}/train.en: "), said.count("\n")) == (1, True, 1)
+    assert reason in said.split("train.en: ")[1]
 
 
 def test_a_file_that_is_no_model_of_pieces_is_named(tmp_path):
