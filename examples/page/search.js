@@ -95,11 +95,10 @@ export class Search {
     hypotheses() {
         const found = this.ends.slice(0, this.options.beam).map(({ step, beam, total }) => {
             const { tokens, rows } = this.path(0, step, beam);
-            const length = Math.fround((step + 1) ** this.options.lenpen);
             return {
                 tokens: [...tokens, this.special.eos],
                 rows: [...rows, beam],
-                score: Math.fround(total / length),
+                score: total / (step + 1) ** this.options.lenpen,
             };
         });
         return found.sort((one, other) => other.score - one.score);

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Optional
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 PAGE = Path(__file__).resolve().parent
 MODELS = PAGE.parent.parent / "pretrained"
@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
+        path = unquote(self.path.partition("?")[0])
         if path == "/models/":
             folders = sorted(config.parent.name for config in self.models.glob("*/config.json"))
             self.answer(json.dumps(folders).encode(), KINDS[".json"])

@@ -1,13 +1,14 @@
 """`mega-fairseq export`: write a trained model as a folder that `runtime/` runs without PyTorch and fairseq."""
 
 import argparse
+import fcntl
 import importlib.util
 import json
 import os
-import shutil
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 from fairseq.data import Dictionary
@@ -25,6 +26,7 @@ from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
 from mega_fairseq.tasks.mega_document_translation import MegaDocumentTranslationConfig, MegaDocumentTranslationTask
 from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
 
+UNFINISHED = ".unfinished"
 NEEDED = {"onnx": "pip install onnx", "mega_runtime": "in a clone of this repository, pip install ./runtime"}
 
 
@@ -33,37 +35,59 @@ def run(arguments: argparse.Namespace) -> None:
     for package, remedy in NEEDED.items():
         if importlib.util.find_spec(package) is None:
             raise UserError(f"{package} is not installed; {remedy}")
-    # A folder that is replaced may be on another file system than its parent.
-    inside, beside = target / ".unfinished", target.with_name(f"{target.name}.unfinished")
-    # Without config.json, an export into it was interrupted.
-    is_export = (target / "weights.bin").exists() and ((target / "config.json").exists() or inside.exists())
+    complete = target / "config.json"  # without it, an export into the folder was interrupted
+    is_export = (target / "weights.bin").exists() and (complete.exists() or (target / UNFINISHED).exists())
     if target.exists() and not (arguments.force and is_export):
         add = "; add --force to replace it, or" if is_export else ";"
         raise UserError(f"{target} exists{add} give the name of a new folder")
     try:
-        pieces is None or SentencePieceProcessor(model_file=pieces)
-    except (OSError, RuntimeError):
+        pieces is None or SentencePieceProcessor().load(pieces)
+    except (OSError, RuntimeError, ValueError):
         raise UserError(
-            f"--sentencepiece-model is {pieces}, which is not a SentencePiece model; give its path"
+            f"--sentencepiece-model is {pieces or 'empty'}, which is not a SentencePiece model; give its path"
         ) from None
-    unfinished = inside if target.exists() else beside
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        with quiet_output(), errors_of(path):
-            differences = write(unfinished, arguments)
-            record(unfinished, differences)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    size = sum(file.stat().st_size for file in unfinished.iterdir()) / 1e6
-    if target.exists():
-        replace(target, unfinished)
-        unfinished.rmdir()
-    else:
-        unfinished.rename(target)
+    # A folder that is replaced may be on another file system than its parent.
+    unfinished = target / UNFINISHED if target.exists() else target.with_name(target.name + UNFINISHED)
+    with alone_in(unfinished):
+        try:
+            with quiet_output(), errors_of(path):
+                differences = write(unfinished, arguments)
+                record(unfinished, differences)
+        except BaseException:
+            clear(unfinished)
+            if not target.exists() or complete.exists():
+                unfinished.rmdir()
+            raise
+        size = sum(file.stat().st_size for file in unfinished.iterdir()) / 1e6
+        if target.exists():
+            replace(target, unfinished)
+            unfinished.rmdir()
+        else:
+            unfinished.rename(target)
     print(f"wrote {target}, {size:.1f} MB in {arguments.format}")
     shown = (f"{name} {d if isinstance(d, str) else f'{d:.2g}'}" for name, d in differences.items())
     print("differences from the checkpoint:", ", ".join(shown))
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """An empty folder, which no other export writes to meanwhile. It may have files of an export that was killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another export writes {folder}; wait for its end, or give another folder") from None
+        clear(folder)
+        yield
+    finally:
+        os.close(lock)
+
+
+def clear(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
 
 
 def replace(target: Path, newer: Path) -> None:

@@ -43,7 +43,7 @@ class Writer:
     """A folder under construction."""
 
     def __init__(self, folder: Path, number_format: str):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.number_format = folder, number_format
         self.weights = Weights(folder / "weights.bin")
 

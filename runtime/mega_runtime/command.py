@@ -39,12 +39,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     try:
         args.run(args)
         sys.stdout.flush()
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
             sys.stderr.close()
             return 1
         sys.stdout.flush()
-        print(f"mega-runtime {args.command}: {error}", file=sys.stderr)
+        less = "; lower --beam or --batch-tokens" if isinstance(error, MemoryError) and "beam" in args else ""
+        print(f"mega-runtime {args.command}: {error}{less}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

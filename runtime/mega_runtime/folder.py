@@ -92,7 +92,12 @@ class Folder:
         options.log_severity_level = 3
         if self.slower_products if slower_products is None else slower_products:
             options.add_session_config_entry("session.x64quantprecision", "1")
-        return onnxruntime.InferenceSession(str(self.path / name), options, providers=["CPUExecutionProvider"])
+        try:
+            return onnxruntime.InferenceSession(str(self.path / name), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime has no public class
+            raise FolderError(
+                f"ONNX Runtime cannot load {self.path / name} ({error}); copy the folder, with files in place of links"
+            ) from None
 
     def _products_are_exact(self) -> bool:
         """CPUs with AVX2 but without VNNI add pairs of products in 16 bits, where large ones saturate."""

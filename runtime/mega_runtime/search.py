@@ -174,5 +174,5 @@ class Search:
             for record in reversed(self.records[:step]):
                 tokens.append(int(record[0, sentence, beam]))
                 beam = record[1, sentence, beam]
-            found.append(Hypothesis(tokens[::-1], float(total / (step + 1) ** self.options.lenpen)))
+            found.append(Hypothesis(tokens[::-1], float(total) / (step + 1) ** self.options.lenpen))
         return sorted(found, key=lambda hypothesis: -hypothesis.score)

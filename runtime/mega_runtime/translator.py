@@ -1,5 +1,6 @@
 """Translation of lines and of documents."""
 
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -338,14 +339,15 @@ def in_order(
     A part has the number of its whole, and its place in it. `wholes` grows while their parts are read, and loses those
     that are done.
     """
-    found: Dict[Tuple[int, int], Any] = {}
+    found: Dict[int, Dict[int, Any]] = defaultdict(dict)
     done = 0
-    for key, part in parts:
-        found[key] = part
-        while done < len(wholes) and all((done, place) in found for place in range(len(wholes[done]))):
+    for (number, place), part in parts:
+        found[number][place] = part
+        while done < len(wholes) and len(found[done]) == len(wholes[done]):
             whole, wholes[done] = wholes[done], ()
+            those = found.pop(done)
             done += 1
-            yield whole, [found.pop((done - 1, place)) for place in range(len(whole))]
+            yield whole, [those[place] for place in range(len(whole))]
 
 
 def in_windows(sources: Iterator[Any], size: int) -> Iterator[List[Any]]:

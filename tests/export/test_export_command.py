@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mega_fairseq.cli.classify import load as load_classifier
+from mega_fairseq.cli.export import alone_in
 from mega_fairseq.export import folder as folders
 from mega_fairseq.models import MegaTransformerModel
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
@@ -173,13 +174,15 @@ def test_an_exported_folder_is_replaced_only_if_asked(translation, exported, ref
     assert set(folders.NAMES) > names - {"README.md"}
 
 
-def test_a_folder_on_another_file_system_is_replaced(translation, exported, tmp_path):
+def test_a_folder_on_another_file_system_is_replaced(translation, exported, refuses, tmp_path):
     other = "/dev/shm" if os.path.isdir("/dev/shm") else tmp_path
     with tempfile.TemporaryDirectory(dir=other) as place:
         folder = shutil.copytree(exported[0], Path(place) / "model")
         (tmp_path / "link").symlink_to(folder)
         (folder / "config.json").unlink()  # as after an export that was killed
         (folder / ".unfinished").mkdir()
+        data = ["--data", tmp_path]
+        refuses("export", translation.last, tmp_path / "link", "--force", *data, words=["dict.de.txt, which"])
         export(translation.last, tmp_path / "link", "--force")
         Translator(tmp_path / "link")
         assert {path.name for path in folder.iterdir()} == {"config.json", *config_of(folder)["files"]}
@@ -216,6 +219,16 @@ def test_killed_exports_leave_no_folder_under_their_name(translation, tmp_path):
     export(translation.last, tmp_path / "model")
     Translator(tmp_path / "model")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_only_one_export_writes_a_folder(translation, refuses, tmp_path):
+    with alone_in(tmp_path / "model.unfinished"):
+        (tmp_path / "model.unfinished/weights.bin").write_text("half of them")
+        words = ["another export writes", f"{tmp_path}/model.unfinished; wait"]
+        refuses("export", translation.last, tmp_path / "model", words=words)
+        assert (tmp_path / "model.unfinished/weights.bin").read_text() == "half of them"
+    export(translation.last, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_full_disk_leaves_nothing(translation, tmp_path):
@@ -272,9 +285,10 @@ def test_other_wrong_arguments_are_refused(translation, refuses, tmp_path, monke
     refuses("export", tmp_path / "none.pt", target, words=["none.pt"])
     (tmp_path / "text").write_text("text")
     refuses("export", tmp_path / "text", target, words=["text is not a checkpoint"])
-    for name in ("none", "text"):
-        words = [f"--sentencepiece-model is {tmp_path / name}", "not a SentencePiece model"]
-        refuses("export", translation.last, target, "--sentencepiece-model", tmp_path / name, words=words)
+    refuses("export", translation.last, ".", words=[". exists", "new folder"])
+    for name, shown in ((tmp_path / "none",) * 2, (tmp_path / "text",) * 2, ("", "empty")):
+        words = [f"--sentencepiece-model is {shown}", "not a SentencePiece model"]
+        refuses("export", translation.last, target, "--sentencepiece-model", name, words=words)
     find = importlib.util.find_spec
     for package in ("onnx", "mega_runtime"):
         with monkeypatch.context() as patch:

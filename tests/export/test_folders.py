@@ -1,5 +1,6 @@
 """A folder that is incomplete, changed, too new or something else is refused in one sentence with a remedy."""
 
+import hashlib
 import json
 import shutil
 
@@ -121,6 +122,16 @@ def test_files_elsewhere_are_not_read(place, copied, tmp_path):
     config["files"][place] = "0"
     (folder / "config.json").write_text(json.dumps(config))
     refused(lambda: reader(folder), place, "not in the folder", "copy the folder again")
+
+
+def test_a_graph_that_onnx_runtime_refuses_is_named(copied):
+    folder, reader = copied("translation")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "step.onnx").write_text("of another version")
+    config["files"]["step.onnx"] = hashlib.sha256(b"of another version").hexdigest()
+    del config["checksum"]
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(lambda: reader(folder), "ONNX Runtime cannot load", folder / "step.onnx", "copy the folder")
 
 
 def test_a_newer_format_asks_for_a_newer_runtime(copied):

@@ -173,6 +173,14 @@ def test_a_line_with_an_error_is_named_behind_the_translations_of_those_before(l
     refuses("translate", folder(), *units, text=given, words=words, out=expected)
 
 
+def test_a_search_without_enough_memory_says_what_takes_less(monkeypatch, refuses):
+    def stream(*call, **options):
+        return [np.zeros(2**44)]
+
+    monkeypatch.setattr(Translator, "stream", stream)
+    refuses("translate", folder(), text="w1", words=["Unable to allocate", "; lower --beam or --batch-tokens"])
+
+
 def test_a_document_with_an_error_is_named_behind_those_before(refuses):
     ours = documents(ends=2.0, cross_attention_positions="sentence", **CHUNKS)[2]
     before = ["w1 w2", "w3", "", "w4", ""]

@@ -89,6 +89,17 @@ def test_wide_beams(beam):
     assert_same(ours(translator, rows, **options), theirs(model, rows, **options))
 
 
+def test_large_length_penalties_only_change_the_order():
+    """Also where powers of the lengths are larger than numbers of 32 bits."""
+    translator, rows, tried = translation(**SEARCHED["laplace"])[1], sources(*LENGTHS), {}
+    for lenpen in (0, 50):
+        found = [pair for each in ours(translator, rows, max_len_b=40, lenpen=lenpen) for pair in each]
+        tried[lenpen] = sorted((tokens, score * len(tokens) ** lenpen) for tokens, score in found)
+    assert max(len(tokens) for tokens, _ in tried[0]) > 6
+    assert [tokens for tokens, _ in tried[50]] == [tokens for tokens, _ in tried[0]]
+    assert [score for _, score in tried[50]] == pytest.approx([score for _, score in tried[0]], rel=1e-12)
+
+
 # ------------------------------------------------------------------------------------------- broken twins
 
 

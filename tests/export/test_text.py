@@ -12,6 +12,7 @@ from mega_fairseq.data.byte_numbers import ByteNumbers
 from mega_fairseq.export.folder import write_translation
 from mega_runtime import Translator
 from mega_runtime.text import Bytes, Pieces, Words, sentences
+from mega_runtime.translator import in_order
 from tests.helpers.exported import CHUNKS, SEARCHED, language, new_folder, ours, translation
 from tests.helpers.profiles import examples
 from tests.helpers.small_models import TYPES, translation_model
@@ -128,6 +129,14 @@ def test_lines_are_translated_in_their_order_each_as_alone():
         assert [t.score for t in line.hypotheses] == pytest.approx([score for _, score in alone], abs=1e-5)
     assert translator.translate([]) == []
     assert translator.translate([""])[0].text == ""
+
+
+def test_parts_come_in_order_in_a_time_that_grows_with_their_number():
+    count, start = 30_000, time.process_time()
+    parts = [((0, 1), "b"), ((2, 0), "d"), ((0, 0), "a"), *(((3, place), "e") for place in reversed(range(count)))]
+    found = list(in_order(parts, [range(2), range(0), range(1), range(count)]))
+    assert found == [(range(2), ["a", "b"]), (range(0), []), (range(1), ["d"]), (range(count), ["e"] * count)]
+    assert time.process_time() - start < 2  # a minute if each part asked for all others
 
 
 def test_a_stream_gives_lines_before_it_reads_all():

@@ -71,7 +71,7 @@ def check(node, case, told=None):
     options, longest, lines, scores = case
     expected, steps, longest = python(options, longest, lines, scores)
     found = in_browser(node, options, longest, lines, steps)
-    assert found["hypotheses"] == expected
+    assert found["hypotheses"] == [[tokens, pytest.approx(score, rel=1e-12)] for tokens, score in expected]
     settled = found["settled"]
     assert all(tokens[: len(settled)] == settled for tokens, _ in expected)
     if told is not None:

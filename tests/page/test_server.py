@@ -68,7 +68,7 @@ def test_models_are_listed_and_served(address):
         *("/serve.py", "/README.md", "/none.js", "/texts", "/models/one/notes.py", "/models/two/config.json"),
         *("/../demo/report.py", "/..%2f..%2fsetup.py", "/models/../app.js", "/models/one/%00.json", "//etc/hostname"),
         *("/models/one/away.json", "/models//etc/hostname", "/texts/../../lra/README.md"),
-        f"/models/{'long' * 1000}.json",
+        *(f"/models/{'long' * 1000}.json", "HTTP://[/x"),
     ],
 )
 def test_nothing_else_is_served(address, path):
