@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(f"{package} is not installed; {remedy}")
     complete = target / "config.json"  # without it, an export into the folder was interrupted
     is_export = (target / "weights.bin").exists() and (complete.exists() or (target / UNFINISHED).exists())
-    if target.exists() and not (arguments.force and is_export):
+    exists = os.path.lexists(target)  # also a link to nothing
+    if exists and not (arguments.force and is_export):
         add = "; add --force to replace it, or" if is_export else ";"
         raise UserError(f"{target} exists{add} give the name of a new folder")
     try:
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
             f"--sentencepiece-model is {pieces or 'empty'}, which is not a SentencePiece model; give its path"
         ) from None
     # A folder that is replaced may be on another file system than its parent.
-    unfinished = target / UNFINISHED if target.exists() else target.with_name(target.name + UNFINISHED)
+    unfinished = target / UNFINISHED if exists else target.with_name(target.name + UNFINISHED)
     with alone_in(unfinished):
         try:
             with quiet_output(), errors_of(path):
@@ -55,15 +56,15 @@ def run(arguments: argparse.Namespace) -> None:
                 record(unfinished, differences)
         except BaseException:
             clear(unfinished)
-            if not target.exists() or complete.exists():
+            if not exists or complete.exists():
                 unfinished.rmdir()
             raise
         size = sum(file.stat().st_size for file in unfinished.iterdir()) / 1e6
-        if target.exists():
+        if exists:
             replace(target, unfinished)
             unfinished.rmdir()
         else:
-            unfinished.rename(target)
+            unfinished.rename(target)  # which fails if another program has made a folder with files there
     print(f"wrote {target}, {size:.1f} MB in {arguments.format}")
     shown = (f"{name} {d if isinstance(d, str) else f'{d:.2g}'}" for name, d in differences.items())
     print("differences from the checkpoint:", ", ".join(shown))

@@ -32,7 +32,8 @@ class Classifier:
         self.inputs: Dict[str, Any] = self.config["inputs"]
         self.types: Optional[Types] = None
         if self.inputs["kind"] != "values":
-            self.types = Types(self.folder.types("source.txt"), self.config["special"]["unk"])
+            special = self.config["special"]
+            self.types = Types(self.folder.types("source.txt"), special["unk"], special["pad"])
         self.encoder = self.folder.session("encoder.onnx")
 
     def predict(self, inputs: Iterable[Any], batch_size: int = 16) -> List[Prediction]:
@@ -85,11 +86,8 @@ class Classifier:
             words = given.split()
         if not words:
             raise ValueError(f"{name} is empty; leave it out")
-        tokens, special = self.types.encode(words), self.config["special"]
-        if special["pad"] in tokens:
-            raise ValueError(f"{name} has the word {self.types.types[special['pad']]}; remove it")
         first = [] if self.inputs["first"] is None else [self.inputs["first"]]
-        return np.array([*first, *tokens, special["eos"]], np.int64)
+        return np.array([*first, *self.types.encode(words, name), self.config["special"]["eos"]], np.int64)
 
     def _values(self, given: Any, name: str) -> np.ndarray:
         """A row of numbers of the type of the training, scaled as there."""

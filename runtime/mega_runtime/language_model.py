@@ -75,7 +75,7 @@ class LanguageModel:
         self.config = self.folder.config
         self.special = Special(**self.config["special"])
         self.segmented = segmenter(self.folder, pieces)
-        self.types = Types(self.folder.types(self.config["text"]["target"]), self.special.unk)
+        self.types = Types(self.folder.types(self.config["text"]["target"]), self.special.unk, self.special.pad)
         self.reader = Reader(self.folder.session("text.onnx"))
         self.decoder = Decoder(self.folder.session("step.onnx"), self.config["decoder_chunk"])
 

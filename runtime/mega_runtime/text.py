@@ -67,13 +67,15 @@ def segmenter(folder: Folder, segmented: bool) -> Any:
 class Types:
     """The types of a dictionary, by number."""
 
-    def __init__(self, types: Sequence[str], unk: int):
-        self.types, self.unk, self.warned = list(types), unk, False
+    def __init__(self, types: Sequence[str], unk: int, pad: int):
+        self.types, self.unk, self.pad, self.warned = list(types), unk, pad, False
         self.numbers = {name: number for number, name in enumerate(self.types)}
 
-    def encode(self, types: Sequence[str]) -> List[int]:
+    def encode(self, types: Sequence[str], name: str = "the text") -> List[int]:
         """Numbers of types, with a warning of the first text that is mostly unknown."""
-        numbers = [self.numbers.get(name, self.unk) for name in types]
+        numbers = [self.numbers.get(each, self.unk) for each in types]
+        if self.pad in numbers:  # training masks pads
+            raise ValueError(f"{name} has the word {self.types[self.pad]}; remove it")
         unknown = numbers.count(self.unk)
         if unknown and 2 * unknown >= len(numbers) and not self.warned:
             self.warned = True

@@ -78,7 +78,7 @@ class Translator:
         self.special = Special(**self.config["special"])
         self.segmented, names = segmenter(self.folder, pieces), self.config["text"]
         self.source, self.target = (
-            Types(self.folder.types(names[side]), self.special.unk) for side in ("source", "target")
+            Types(self.folder.types(names[side]), self.special.unk, self.special.pad) for side in ("source", "target")
         )
         self.options = Options(**self.config["search"])
         self.options = self._chosen(options)
@@ -183,7 +183,7 @@ class Translator:
     def encode(self, text: str, name: str = "the text") -> List[int]:
         """The tokens of a text, with eos; only eos if it is blank."""
         check_text(text, name)
-        tokens = [*self.source.encode(self.segmented.split(text)), self.special.eos]
+        tokens = [*self.source.encode(self.segmented.split(text), name), self.special.eos]
         longest = self.config["limits"]["source"]
         if len(tokens) > longest:
             raise ValueError(f"{name} has {len(tokens):,} tokens and the model reads {longest:,}; shorten it")

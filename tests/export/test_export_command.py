@@ -197,7 +197,8 @@ def test_what_is_no_exported_folder_is_never_replaced(translation, refuses, tmp_
     (tmp_path / "other/config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights/weights.bin").write_text("of another program")
-    for name in ("folder", "file", "other", "weights"):
+    (tmp_path / "link").symlink_to("nothing")
+    for name in ("folder", "file", "other", "weights", "link"):
         refuses(
             "export",
             translation.last,
@@ -229,6 +230,14 @@ def test_only_one_export_writes_a_folder(translation, refuses, tmp_path):
         assert (tmp_path / "model.unfinished/weights.bin").read_text() == "half of them"
     export(translation.last, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_that_appears_during_an_export_stays(translation, tmp_path):
+    fault = functools.partial(faults.folder_after_export, tmp_path / "model")
+    code, said = Running("mega-fairseq", "export", translation.last, tmp_path / "model", fault=fault).wait()
+    assert code == 1
+    assert "Directory not empty" in said
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["text.onnx"]
 
 
 def test_a_full_disk_leaves_nothing(translation, tmp_path):

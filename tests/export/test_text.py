@@ -53,7 +53,8 @@ def test_types_that_are_not_known_are_unknown():
 
 
 @pytest.mark.parametrize(
-    ("given_text", "kind", "words"), [("a\ud83d", ValueError, "surrogate"), (b"w1", TypeError, "bytes")]
+    ("given_text", "kind", "words"),
+    [("a\ud83d", ValueError, "surrogate"), ("w1 <pad>", ValueError, "<pad>; remove it"), (b"w1", TypeError, "bytes")],
 )
 def test_what_is_no_text_is_refused(given_text, kind, words):
     """JSON, file names and arguments of commands can have surrogates."""

@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 from fairseq.trainer import Trainer
@@ -76,3 +77,17 @@ def killed_after_export() -> None:
     from mega_fairseq.cli import export
 
     export.record = lambda *call: _kill()
+
+
+def folder_after_export(folder: Path) -> None:
+    """Makes a folder where an export will be, when it is complete and checked, but not renamed."""
+    from mega_fairseq.cli import export
+
+    record = export.record
+
+    def record_late(*call: Any) -> None:
+        record(*call)
+        folder.mkdir()
+        (folder / "text.onnx").touch()
+
+    export.record = record_late
