@@ -40,10 +40,10 @@ def assert_same_course(found, expected, tolerance):
         assert len(numbers)
         assert found[kind].shape == numbers.shape
         torch.testing.assert_close(found[kind][:, :2], numbers[:, :2], rtol=0, atol=tolerance)
-        ours, theirs = found[kind][:, 2], numbers[:, 2]
+        differences = (found[kind] - numbers)[:, 2].abs()  # percents
         if tolerance > 0.01:  # a rounding of bf16 decides between types that one update guesses for many tokens
-            ours, theirs = ours.mean(), theirs.mean()
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=50 * tolerance)  # percents
+            differences = torch.stack([differences.mean(), differences.quantile(0.9)])
+        assert differences.max() <= 50 * tolerance
 
 
 @pytest.mark.parametrize("kind", KINDS)
