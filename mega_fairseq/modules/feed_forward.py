@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mega_fairseq.modules.config import ModuleConfig, setting
 from mega_fairseq.modules.layer import Layer, check_padding_mask
-from mega_fairseq.modules.projection import linear, packed, project, project_gated, project_twice
+from mega_fairseq.modules.projection import linear, packed, project, project_gated
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.padding import Padding, as_mask, to_front
 from mega_fairseq.ops.shift import shifted_token, token_shift
@@ -86,12 +86,10 @@ class NormalizedFeedForward(Layer):
         if c.token_shift:
             x, last = token_shift(x, last, None if align is None else align.lengths)
         activation = GATED.get(c.activation, c.activation)
-        if self.gate is None and not self.dropout_module.rate(c.activation_dropout):
-            x = project_twice(self.expand, self.contract, x, activation)
-        elif self.gate is None:
+        if self.gate is None and self.dropout_module.rate(c.activation_dropout):
             x = project(self.contract, self.drop(project(self.expand, x, activation), c.activation_dropout))
         else:
-            values = self.drop(project(self.gate, x), c.activation_dropout)  # (B, L, H)
+            values = None if self.gate is None else self.drop(project(self.gate, x), c.activation_dropout)  # (B, L, H)
             x = project_gated(self.expand, self.contract, x, values, activation)
         x = self.drop(x, c.dropout)
         x = residual + (x if self.rescale is None else self.rescale * x)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.dense import dense, dense_twice
+from mega_fairseq.ops.dense import dense
 from mega_fairseq.ops.gates import gated_output, gated_output_naive
 from mega_fairseq.ops.gates.projection import Weights, gated_projection
 from mega_fairseq.ops.linear import Projection, ready_linear
@@ -63,20 +63,13 @@ def project(layer: nn.Module, x: Tensor, activation: str = "linear") -> Tensor:
     return ACTIVATIONS[activation].forward(layer(x))
 
 
-def project_twice(first: nn.Module, second: nn.Module, x: Tensor, activation: str) -> Tensor:
-    """second(f(first(x))) for an activation f."""
-    weights = plain_weights(first, biased=True), plain_weights(second, biased=True)
-    if all(weights):
-        return dense_twice(x, *weights, activation)
-    return project(second, project(first, x, activation))
-
-
-def project_gated(gate: nn.Module, output: nn.Module, x: Tensor, values: Tensor, activation: str) -> Tensor:
-    """output(f(gate(x)) * values) for an activation f."""
+def project_gated(gate: nn.Module, output: nn.Module, x: Tensor, values: Optional[Tensor], activation: str) -> Tensor:
+    """output(f(gate(x)) * values) for an activation f, or output(f(gate(x)))."""
     weights = plain_weights(gate, biased=True), plain_weights(output)
     if all(weights):
         return gated_projection(x, values, *weights, activation)
-    return project(output, project(gate, x, activation) * values)
+    hidden = project(gate, x, activation)
+    return project(output, hidden if values is None else hidden * values)
 
 
 def packed(*layers: nn.Module) -> Projection:

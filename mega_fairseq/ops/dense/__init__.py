@@ -1,9 +1,9 @@
-"""A projection and its activation, y = f(x W^T + b), and a second one after it.
+"""A projection and its activation, y = f(x W^T + b).
 
 `dense_naive` is the definition, and the form for everything but training on NVIDIA GPUs, which is in triton.py.
 """
 
-from typing import Any, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,17 +12,10 @@ from torch import Tensor
 from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.backend import Forms
 
-Weights = Tuple[Tensor, Tensor]  # a weight and a bias
-
 
 def dense_naive(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "linear") -> Tensor:
     """f(x W^T + b): x (..., in), weight (out, in) -> (..., out)."""
     return ACTIVATIONS[activation].forward(F.linear(x, weight, bias))
-
-
-def dense_twice_naive(x: Tensor, first: Weights, second: Weights, activation: str) -> Tensor:
-    """f(x W_1^T + b_1) W_2^T + b_2. Training on GPUs saves only what is before f, and computes f again."""
-    return dense_naive(dense_naive(x, *first, activation), *second)
 
 
 def _in_training(*_: Any, **__: Any) -> bool:
@@ -30,4 +23,3 @@ def _in_training(*_: Any, **__: Any) -> bool:
 
 
 dense = Forms(dense_naive, triton="mega_fairseq.ops.dense.triton:dense", suits=_in_training)
-dense_twice = Forms(dense_twice_naive, triton="mega_fairseq.ops.dense.triton:dense_twice", suits=_in_training)

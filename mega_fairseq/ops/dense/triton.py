@@ -44,18 +44,16 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tuple[Ten
 
 
 def _backward(grads, saved, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> List[Tensor]:
-    dbefore, dbias = _before(grads[0].contiguous(), saved[0], activation)
+    dbefore, dbias = before_activation(grads[0].contiguous(), saved[0], activation)
     return [torch.mm(dbefore, weight), torch.mm(dbefore.t(), x), dbias]
 
 
-def _before(dy: Tensor, before: Tensor, activation: str, y: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
-    """The gradients of `before` and of the bias. With y, writes f(before) to it, and may write the first one to dy."""
+def before_activation(dy: Tensor, before: Tensor, activation: str, y: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    """The gradients of `before` and of the bias. With y, silu writes f(before) to it, and the first one to dy."""
     if activation == "silu":
         dbefore, sums = torch.empty_like(before) if y is None else dy, new_sums(dy, dy.size(1))
         launch_rows(silu_backward, len(sums), dy.size(1), dy, before, dy, dbefore, y, sums, *dy.shape, num_warps=8)
         return dbefore, add_sums(sums, dy.dtype)
-    if y is not None:
-        y.copy_(ACTIVATIONS[activation].forward(before))
     dbefore = dy if activation == "linear" else ACTIVATIONS[activation].backward(dy, before)
     return dbefore, sum_of_rows(dbefore)
 
@@ -70,35 +68,3 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "linear") -
     dtype = cast_dtype(x)  # autocast's, if it is on
     y, _ = _dense(x.to(dtype).flatten(0, -2), weight.to(dtype), bias.to(dtype), activation)
     return y.view(*x.shape[:-1], weight.size(0))
-
-
-def _twice_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, activation: str) -> Tuple[Tensor, Tensor]:
-    before = torch.addmm(b1, x, w1.t())
-    return torch.addmm(b2, ACTIVATIONS[activation].forward(before), w2.t()), before
-
-
-def _twice_fake(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, activation: str) -> Tuple[Tensor, Tensor]:
-    return x.new_empty(x.size(0), w2.size(0)), x.new_empty(x.size(0), w1.size(0))
-
-
-def _twice_backward(grads, saved, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, activation: str):
-    (before,), dy = saved, grads[0].contiguous()
-    hidden = torch.empty_like(before)
-    dbefore, db1 = _before(torch.mm(dy, w2), before, activation, hidden)
-    return [torch.mm(dbefore, w1), torch.mm(dbefore.t(), x), db1, torch.mm(dy.t(), hidden), sum_of_rows(dy)]
-
-
-# f(x W_1^T + b_1) W_2^T + b_2 for rows x, and the argument of f, which is saved for backward.
-_dense_twice = operator(
-    "dense_twice(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2, str activation) -> (Tensor, Tensor)",
-    _twice_forward,
-    _twice_fake,
-    _twice_backward,
-)
-
-
-def dense_twice(x: Tensor, first: Tuple[Tensor, Tensor], second: Tuple[Tensor, Tensor], activation: str) -> Tensor:
-    dtype = cast_dtype(x)  # autocast's, if it is on
-    tensors = (t.to(dtype) for t in (*first, *second))
-    y, _ = _dense_twice(x.to(dtype).flatten(0, -2), *tensors, activation)
-    return y.view(*x.shape[:-1], y.size(1))

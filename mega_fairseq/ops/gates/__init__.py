@@ -73,11 +73,7 @@ def _backward(grads: Sequence[Tensor], saved: Sequence[Tensor], *args: Any) -> L
 
 
 def _fake(*args: Any) -> Tuple[Tensor, Tensor, Tensor]:
-    rows = Rows(*args)
-    (count, dim), total = rows.residual.shape, rows.weight.size(0)
-    in_base = _form(rows) is not tiles and total > dim + rows.attended.size(1)
-    before = rows.gate_input.new_empty(0 if in_base else (count, dim))
-    return torch.empty_like(rows.residual), rows.gate_input.new_empty(count, total), before
+    return tiles.empty(Rows(*args))
 
 
 # Y, the projection of X', and the candidate before its activation, if it is not in there: saved for backward.

@@ -33,26 +33,34 @@ class Rows(NamedTuple):
 
 
 def forward(inputs: Rows) -> Tuple[Tensor, Tensor, Tensor]:
-    """Y, the projection of X' and the candidate before its activation."""
+    """Y, the projection of X', and the candidate before its activation, which is in the projection if that has it."""
     gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale, activation = inputs
     dim, width = residual.size(1), attended.size(1)
-    base = gate_input.new_empty(residual.size(0), weight.size(0))
-    before, y = gate_input.new_empty(residual.shape), torch.empty_like(residual)
+    y, base, separate = empty(inputs)
     for rows in row_slices(residual):
         gate = torch.addmm(bias, gate_input[rows], weight.t(), out=base[rows])
         mixed = RESET.forward(gate[:, dim : dim + width]).mul_(attended[rows])
-        candidate = torch.addmm(hidden_bias, mixed, hidden.t(), out=before[rows])
         if gate.size(1) > dim + width:
-            candidate += gate[:, dim + width :]
+            candidate = gate[:, dim + width :].addmm_(mixed, hidden.t()).add_(hidden_bias)
+        else:
+            candidate = torch.addmm(hidden_bias, mixed, hidden.t(), out=separate[rows])
         candidate = ACTIVATIONS[activation].forward(candidate)
         if keep is not None:
             candidate = candidate * keep[rows] * scale
         update = torch.sigmoid(gate[:, :dim]).to(y.dtype)
         torch.lerp(residual[rows], candidate.to(y.dtype), update, out=y[rows])
-    return y, base, before
+    return y, base, separate
 
 
-def backward(dy: Tensor, inputs: Rows, base: Tensor, before: Tensor) -> List[Tensor]:
+def empty(inputs: Rows) -> Tuple[Tensor, Tensor, Tensor]:
+    """Tensors for the results of `forward`."""
+    (count, dim), total = inputs.residual.shape, inputs.weight.size(0)
+    in_base = total > dim + inputs.attended.size(1)
+    new = inputs.gate_input.new_empty
+    return torch.empty_like(inputs.residual), new(count, total), new(0 if in_base else (count, dim))
+
+
+def backward(dy: Tensor, inputs: Rows, base: Tensor, separate: Tensor) -> List[Tensor]:
     """The gradients of X', O, X, and of both weights and biases."""
     gate_input, attended, residual, weight, _, hidden, _, keep, scale, activation = inputs
     act = ACTIVATIONS[activation]
@@ -66,7 +74,8 @@ def backward(dy: Tensor, inputs: Rows, base: Tensor, before: Tensor) -> List[Ten
         update = torch.sigmoid(gate[:, :dim]).to(residual.dtype)
         reset_before = gate[:, dim : dim + width]
         reset = RESET.forward(reset_before)
-        candidate = act.forward(before[rows])
+        before = gate[:, dim + width :] if gate.size(1) > dim + width else separate[rows]
+        candidate = act.forward(before)
         if keep is not None:
             candidate = candidate * keep[rows] * scale
         dcandidate = grad * update
@@ -75,7 +84,7 @@ def backward(dy: Tensor, inputs: Rows, base: Tensor, before: Tensor) -> List[Ten
         torch.addcmul(dupdate, dupdate, update, value=-1.0, out=dgate[:, :dim])
         if keep is not None:
             dcandidate = dcandidate * keep[rows] * scale
-        dcandidate = act.backward(dcandidate.to(before.dtype), before[rows])
+        dcandidate = act.backward(dcandidate.to(before.dtype), before)
         dhidden = plus_product(dhidden, dcandidate, reset * attended[rows])
         dhidden_bias = plus(dhidden_bias, sum_of_rows(dcandidate))
         if weight.size(0) > dim + width:
@@ -119,15 +128,23 @@ def sum_of_rows(a: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------- products with a gate
 
 
-def product(before: Tensor, values: Tensor, activation: str) -> Tensor:
-    return ACTIVATIONS[activation].forward(before) * values
+def product(before: Tensor, values: Optional[Tensor], activation: str) -> Tensor:
+    gate = ACTIVATIONS[activation].forward(before)
+    return gate if values is None else gate * values
 
 
 def product_backward(
-    grad: Tensor, before: Tensor, values: Tensor, dvalues: Tensor, activation: str, add: Callable = sum_of_rows
+    grad: Tensor,
+    before: Tensor,
+    values: Optional[Tensor],
+    dvalues: Optional[Tensor],
+    activation: str,
+    add: Callable = sum_of_rows,
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """The product again, the gradient of `before` and the sum of its rows, from the product's gradient."""
-    gate = ACTIVATIONS[activation].forward(before)
-    torch.mul(grad, gate, out=dvalues)
-    dbefore = ACTIVATIONS[activation].backward(grad * values, before)
-    return gate * values, dbefore, add(dbefore)
+    product = ACTIVATIONS[activation].forward(before)
+    if values is not None:
+        torch.mul(grad, product, out=dvalues)
+        grad, product = grad * values, product * values
+    dbefore = ACTIVATIONS[activation].backward(grad, before)
+    return product, dbefore, add(dbefore)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mega_fairseq.ops.dense.triton import before_activation
 from mega_fairseq.ops.gates import tiles as plain
 from mega_fairseq.ops.gates.naive import RESET_ACTIVATION, Projection
 from mega_fairseq.ops.gates.tiles import Rows
@@ -129,10 +130,9 @@ def forward(inputs: Rows) -> Tuple[Tensor, Tensor, Tensor]:
     """Y, base, and the candidate if it is not in base, otherwise nothing. Matrix products are torch's."""
     gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale, _ = inputs
     base = torch.addmm(bias, gate_input, weight.t())
-    dim, width = residual.size(1), attended.size(1)
+    dim, width, separate = residual.size(1), attended.size(1), base.new_empty(0)
     mixed = _gated(base[:, dim : dim + width], attended, True)
     if base.size(1) > dim + width:
-        separate = base.new_empty(0)
         candidate = base[:, dim + width :].addmm_(mixed, hidden.t())
     else:
         separate = candidate = torch.mm(mixed, hidden.t())
@@ -165,16 +165,21 @@ def backward(dy: Tensor, inputs: Rows, base: Tensor, separate: Tensor) -> List[T
 # ------------------------------------------------------------------------------------------ products with a gate
 
 
-def product(before: Tensor, values: Tensor, activation: str) -> Tensor:
-    return _gated(before, values, False) if activation == "silu" else plain.product(before, values, activation)
+def product(before: Tensor, values: Optional[Tensor], activation: str) -> Tensor:
+    if values is None or activation != "silu":
+        return plain.product(before, values, activation)
+    return _gated(before, values, False)
 
 
 def product_backward(
-    grad: Tensor, before: Tensor, values: Tensor, dvalues: Tensor, activation: str
+    grad: Tensor, before: Tensor, values: Optional[Tensor], dvalues: Optional[Tensor], activation: str
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """As in tiles.py. With silu, the product is in the place of its gradient."""
+    """As in tiles.py. With silu and values, the product is in the place of its gradient."""
     if activation != "silu":
         return plain.product_backward(grad, before, values, dvalues, activation, sum_of_rows)
+    if values is None:
+        product = torch.empty_like(before)
+        return (product, *before_activation(grad, before, activation, product))
     (rows, width), dbefore, sums = before.shape, torch.empty_like(before), new_sums(before, before.size(1))
     args = (before, values.contiguous(), grad, dbefore, dvalues, sums, rows, width, 0, width, width)
     launch_rows(gate_backward, len(sums), width, before, *args, RESET=False)
