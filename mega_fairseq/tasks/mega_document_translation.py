@@ -27,7 +27,7 @@ from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTrans
 logger = logging.getLogger(__name__)
 
 POSITIONS = ("max_source_positions", "max_target_positions")
-OF_LINES = ("load_alignments", "truncate_source", "num_batch_buckets")
+OF_LINES = ("load_alignments", "truncate_source", "num_batch_buckets", "eval_bleu")
 
 
 @dataclass
@@ -111,6 +111,11 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
 
     def build_generator(self, models: List[BaseFairseqModel], args: Any, *rest: Any, **options: Any) -> Any:
         generator = super().build_generator(models, args, *rest, **options)
+        if self.datasets and not getattr(args, "score_reference", False):
+            logger.warning(
+                "the BLEU that fairseq prints here counts separators as words; measure lines with mega-fairseq "
+                "documents split and score"
+            )
         if str(self.cfg.sentence_counts) == "free":
             longest = getattr(args, "max_len_b", 200)
             if not getattr(args, "max_len_a", 0) and longest < self.cfg.window_tokens:

@@ -64,6 +64,7 @@ def test_commands_translate_every_line_of_the_test_documents(data, trained, tmp_
     assert [len(line.split()) for line in found] == list(map(len, text))
     assert_counts(sources, said)
     assert "after 3 tokens" not in said
+    assert "documents split" in said
     typed = [sources[number] for number in sorted(sources)]
     ours = ["--path", trained / "checkpoint_last.pt", "--buffer-size=3", "--batch-size=3"]
     assert_counts(sources, interactive(data, typed, *options, *ours))
@@ -178,6 +179,7 @@ def loaded(data, split="valid", **options):
         ({"separator": ""}, "--separator is ''"),
         ({"separator": "and"}, "dict.en.txt contains and.* --separator"),
         ({"truncate_source": True}, "--truncate-source"),
+        ({"eval_bleu": True}, "--eval-bleu is for single lines"),
     ],
 )
 def test_options_that_do_not_fit_the_data_are_refused(data, options, words):
