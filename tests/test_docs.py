@@ -238,6 +238,16 @@ def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits_or_transpa
     assert capsys.readouterr().out.split() == list(map(str, grey.ravel()))
 
 
+@pytest.mark.parametrize("number", [np.float32, np.int32])
+def test_pictures_of_32_bits_are_refused(tmp_path, monkeypatch, number):
+    image = pytest.importorskip("PIL.Image", reason="the program needs Pillow")
+    image.fromarray(np.arange(28 * 28, dtype=number).reshape(28, 28)).save(tmp_path / "picture.tif")
+    program = str(ROOT / "examples/pictures/squares.py")
+    monkeypatch.setattr(sys, "argv", [program, str(tmp_path / "picture.tif")])
+    with pytest.raises(SystemExit, match="32 bits"):
+        runpy.run_path(program, run_name="__main__")
+
+
 @pytest.mark.parametrize(
     ("name", "share", "words"),
     [

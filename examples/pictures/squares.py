@@ -25,6 +25,8 @@ def square(path: Path) -> np.ndarray:
         picture.load()
     except (OSError, SyntaxError):  # Pillow's of damaged files
         sys.exit(f"{path} is no whole picture; move it away")
+    if picture.mode == "F" or (picture.mode == "I" and picture.format != "PNG"):  # old versions open 16 bits as "I"
+        sys.exit(f"{path} has 32 bits for a pixel, with no known white; save it with 8 or 16 bits")
     upright = ImageOps.exif_transpose(picture)
     if upright.mode.startswith("I"):  # 16 bits
         upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
