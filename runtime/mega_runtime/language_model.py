@@ -191,7 +191,8 @@ def chosen(
     if temperature == 0:
         return int(scores.argmax())
     order = np.argsort(-scores, kind="stable")[: top_k or None]
-    weights = np.exp((scores[order] - scores[order[0]]) / temperature)
+    with np.errstate(over="ignore"):  # of tiny temperatures, whose other tokens have the weight 0
+        weights = np.exp((scores[order] - scores[order[0]]) / temperature)
     weights /= weights.sum()
     before = weights.cumsum() - weights
     weights[before >= top_p] = 0.0

@@ -16,8 +16,16 @@ from mega_runtime.decoder import Candidates
 from mega_runtime.lines import LineRules
 
 NEVER = np.float32(-np.inf)
-LARGEST_LENPEN = 50  # above 80, the power of a length can be infinite
 KINDS = {Integral: "a whole number", Real: "a number"}
+LARGEST = 2**31 - 1
+LIMITS = {  # of options
+    "beam": (Integral, 1, LARGEST),
+    "min_len": (Integral, 0, LARGEST),
+    "max_len_b": (Integral, 0, LARGEST),
+    "max_len_a": (Real, 0, math.inf),
+    "lenpen": (Real, 0, 50),  # above 80, the power of a length can be infinite
+    "unkpen": (Real, -(10**30), math.inf),  # below, the sum of scores can be infinite
+}
 
 
 class Special(NamedTuple):
@@ -46,19 +54,11 @@ class Options:
     unkpen: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, kind, least, most in (
-            *(
-                ("beam", Integral, 1, math.inf),
-                ("min_len", Integral, 0, math.inf),
-                ("max_len_b", Integral, 0, math.inf),
-            ),
-            *(("max_len_a", Real, 0, math.inf), ("lenpen", Real, 0, LARGEST_LENPEN)),
-            ("unkpen", Real, -math.inf, math.inf),
-        ):
+        for name, (kind, least, most) in LIMITS.items():
             value = getattr(self, name)
-            if not isinstance(value, kind) or not least <= value <= most or value == -math.inf:
-                upto = f" to {most}" * (most < math.inf)
-                raise ValueError(f"{name} is {value!r}; give {KINDS[kind]} from {least}{upto}")
+            if not isinstance(value, kind) or not least <= value <= most:
+                upto = f" to {most:,}" * (most < math.inf)
+                raise ValueError(f"{name} is {value!r}; give {KINDS[kind]} from {least:,}{upto}")
             object.__setattr__(self, name, int(value) if kind is Integral else float(value))  # not NumPy's, of few bits
 
     def max_len(self, length: int, limit: int) -> int:

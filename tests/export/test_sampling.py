@@ -47,6 +47,7 @@ WITHOUT_PAD = np.array([0.1, 0.0, 0.05, 0.35, 0.2]) / 0.7
         ({"temperature": 0.5}, WITHOUT_PAD**2 / (WITHOUT_PAD**2).sum()),
         ({"temperature": 0.0}, [0, 0, 0, 1, 0]),
         ({"temperature": 0.01}, [0, 0, 0, 1, 0]),
+        ({"temperature": 1e-320}, [0, 0, 0, 1, 0]),
         ({"top_k": 2}, [0, 0, 0, 0.35 / 0.55, 0.2 / 0.55]),
         ({"top_k": 1}, [0, 0, 0, 1, 0]),
         ({"top_k": 99}, WITHOUT_PAD),
@@ -56,6 +57,7 @@ WITHOUT_PAD = np.array([0.1, 0.0, 0.05, 0.35, 0.2]) / 0.7
         ({"top_k": 3, "top_p": 0.8}, [0, 0, 0, 0.35 / 0.55, 0.2 / 0.55]),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_tokens_are_drawn_with_their_probabilities_of_those_that_are_left(options, expected):
     found = shares(drawn(PROBABILITIES, 4000, **options), 5)
     assert np.array_equal(found > 0, np.array(expected) > 0)
