@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_fairseq.ops.backend import Forms
+from mega_fairseq.ops.backend import Forms, on_cpu
 from mega_fairseq.ops.gates import tiles
 from mega_fairseq.ops.operators import operator
 from mega_fairseq.ops.precision import cast_dtype
@@ -28,7 +28,8 @@ def gated_projection_naive(
 
 
 def _by_operator(x: Tensor, values: Optional[Tensor], gate: Weights, output: Weights, activation: str) -> Tensor:
-    if not torch.is_grad_enabled():
+    few = values is None and on_cpu(x) and x.numel() < tiles.TILE_ROWS * x.size(-1)  # a call takes more than it saves
+    if few or not torch.is_grad_enabled():
         return gated_projection_naive(x, values, gate, output, activation)
     dtype = cast_dtype(x)  # autocast's, if it is on
     rows = (None if t is None else t.to(dtype).flatten(0, -2) for t in (x, values))
