@@ -120,15 +120,19 @@ with_or_without_values = pytest.mark.parametrize("values", [True, False], ids=["
 
 @with_or_without_values
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize(("rows", "activation"), [*((n, "silu") for n in [0, *ROWS]), *((7, a) for a in ACTIVATIONS)])
+@pytest.mark.parametrize(
+    ("rows", "activation"), [*((n, "silu") for n in [0, *ROWS]), *((TILE_ROWS + 7, a) for a in ACTIVATIONS)]
+)
 def test_a_gated_projection_equals_its_definition(rows, activation, bias, values):
     tensors = gated_inputs(rows, bias, values)
     results = (with_gradients(of_gated(form, activation), tensors) for form in FORMS)
     assert_same(*results)
 
 
-def test_the_operator_of_gated_projections_passes_the_checks_of_torch():
-    torch.library.opcheck(_gated_projection, (*gated_inputs(6).values(), "gelu"))
+@with_or_without_values
+def test_the_operator_of_gated_projections_passes_the_checks_of_torch(values):
+    x, behind, *weights = gated_inputs(6).values()
+    torch.library.opcheck(_gated_projection, (x, behind if values else None, *weights, "gelu"))
 
 
 @with_or_without_values
