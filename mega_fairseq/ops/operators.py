@@ -32,7 +32,8 @@ def operator(
 ) -> Callable[..., Any]:
     """Makes `forward(*args)` one operator of torch, which torch.compile and torch.export trace as a whole.
 
-    `schema` is in torch's notation: "name(Tensor x) -> Tensor". `fake(*args)` returns empty tensors like the outputs.
+    `schema` is in torch's notation: "name(Tensor x) -> Tensor". `fake(*args)` returns empty tensors like the outputs;
+    if they change, so must the name, by which torch finds compiled programs of earlier versions on the disk.
     `backward(grads, saved, *args)` returns the gradients of all real or complex tensors among the arguments, or among
     the first `gradients` of them, where `grads` are those of the outputs, or None for some, and `saved` the outputs in
     that slice. Autocast is off in both. There are no second derivatives.

@@ -78,7 +78,7 @@ def _fake(*args: Any) -> Tuple[Tensor, Tensor, Tensor]:
 
 # Y, the projection of X', and the candidate before its activation, if it is not in there: saved for backward.
 _gated_output = operator(
-    "gated_output(Tensor gate_input, Tensor attended, Tensor residual, Tensor weight, Tensor bias, Tensor hidden, "
+    "gated_residual(Tensor gate_input, Tensor attended, Tensor residual, Tensor weight, Tensor bias, Tensor hidden, "
     "Tensor hidden_bias, Tensor? keep, float scale, str activation) -> (Tensor, Tensor, Tensor)",
     _forward,
     _fake,
