@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_fairseq.ops.activations import ACTIVATIONS
 from mega_fairseq.ops.backend import Forms, on_cpu
 from mega_fairseq.ops.gates import tiles
 from mega_fairseq.ops.operators import operator
@@ -24,7 +25,8 @@ FORMS = Forms(tiles, triton="mega_fairseq.ops.gates.triton")
 def gated_projection_naive(
     x: Tensor, values: Optional[Tensor], gate: Weights, output: Weights, activation: str
 ) -> Tensor:
-    return F.linear(tiles.product(F.linear(x, *gate), values, activation), *output)
+    hidden = ACTIVATIONS[activation].forward(F.linear(x, *gate))
+    return F.linear(hidden if values is None else hidden * values, *output)
 
 
 def _by_operator(x: Tensor, values: Optional[Tensor], gate: Weights, output: Weights, activation: str) -> Tensor:
