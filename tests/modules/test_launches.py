@@ -111,11 +111,30 @@ def test_a_training_step_of_megalodon_takes_few_launches(monkeypatch):
     assert total <= 115
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_feed_forward_layer_saves_its_hidden_layer_once(dropout):
-    layer, sizes = NormalizedFeedForward(FeedForwardConfig(DIM, hidden_dim=6, activation_dropout=dropout)), []
+def hidden_sizes(layer, x):
+    """How many numbers each tensor has that is saved for backward."""
+    sizes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()), list):
-        layer(torch.ones(3, 500, DIM, requires_grad=True))
+        layer(x.requires_grad_())
+    return sizes
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_feed_forward_layer_saves_its_hidden_layer_once(dropout, gpu, monkeypatch):
+    layer, x = (
+        NormalizedFeedForward(FeedForwardConfig(DIM, hidden_dim=6, activation_dropout=dropout)),
+        torch.ones(3, 500, DIM),
+    )
+    if gpu:
+        monkeypatch.setenv("MEGA_BACKEND", "triton")
+        monkeypatch.setattr(rows, "launch", lambda *args, **options: None)
+        backend._choose.cache_clear()
+        with PretendedDevice(), Launches():
+            sizes = hidden_sizes(moved(layer), moved(x))
+        backend._choose.cache_clear()
+    else:
+        sizes = hidden_sizes(layer, x)
     assert (sizes.count(3 * 500 * 6) == 1) == (not dropout)
 
 

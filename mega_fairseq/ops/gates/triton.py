@@ -130,9 +130,10 @@ def forward(inputs: Rows) -> Tuple[Tensor, Tensor, Tensor]:
     """Y, base, and the candidate if it is not in base, otherwise nothing. Matrix products are torch's."""
     gate_input, attended, residual, weight, bias, hidden, hidden_bias, keep, scale, _ = inputs
     base = torch.addmm(bias, gate_input, weight.t())
-    dim, width, separate = residual.size(1), attended.size(1), base.new_empty(0)
+    dim, width = residual.size(1), attended.size(1)
     mixed = _gated(base[:, dim : dim + width], attended, True)
     if base.size(1) > dim + width:
+        separate = base.new_empty(0)
         candidate = base[:, dim + width :].addmm_(mixed, hidden.t())
     else:
         separate = candidate = torch.mm(mixed, hidden.t())
