@@ -24,7 +24,7 @@ LIMITS = {  # of options
     "max_len_b": (Integral, 0, LARGEST),
     "max_len_a": (Real, 0, math.inf),
     "lenpen": (Real, 0, 50),  # above 80, the power of a length can be infinite
-    "unkpen": (Real, -(10**30), math.inf),  # below, the sum of scores can be infinite
+    "unkpen": (Real, -1e30, math.inf),  # below, the sum of scores can be infinite
 }
 
 

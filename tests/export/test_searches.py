@@ -163,7 +163,8 @@ def test_another_search_is_detected(monkeypatch, twin):
         ({"lenpen": -1.0}, "lenpen is -1.0"),
         ({"lenpen": 51}, "from 0 to 50"),
         ({"max_len_b": 10**400}, "from 0 to 2,147,483,647"),
-        ({"unkpen": -1e39}, r"unkpen is -1e\+39"),
+        ({"unkpen": float("-inf")}, "unkpen is -inf"),
+        ({"unkpen": -1e39}, r"unkpen is -1e\+39; give a number from -1e\+30$"),
     ],
 )
 def test_options_that_no_search_can_follow_are_refused(options, words):
