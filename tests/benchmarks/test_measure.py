@@ -75,6 +75,7 @@ PROGRAMS = {
     "train.py": ["--tables=small,small updates"],
     "documents.py": [],
     "encoder.py": [],
+    "context.py": [],
 }
 
 

@@ -1,0 +1,117 @@
+"""What earlier lines tell a translation model: bits per piece of references, with pretrained/bible-en-de.
+
+    python benchmarks/context.py --json docs/context.json      2 minutes
+
+The model scores each verse of the test set alone, after the earlier verses of its window, source and reference, and
+after as many verses of another chapter. The last two are as long, so that their difference is due to what they say.
+"""
+
+import math
+import random
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
+
+import sentencepiece
+import torch
+from fairseq import checkpoint_utils
+
+from benchmarks.measure import Meter, Row, main
+from mega_fairseq.documents import SEPARATOR, document_borders
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL, BIBLE = ROOT / "pretrained/bible-en-de", ROOT / "examples/wmt16_en_de/bible"
+TOKENS = 1024  # of a window, as in training
+PRONOUNS = {f"▁{word}" for word in ("er", "sie", "es", "ihn", "ihm", "ihr", "Er", "Sie", "Es", "Ihn", "Ihm", "Ihr")}
+Line = Tuple[str, str]  # pieces in English and German
+
+
+def context(meter: Meter) -> Iterator[Row]:
+    """Bits per piece of the later lines of windows: alone, after their own lines, after lines of another document"""
+    chapters = [windows(chapter) for chapter in test_set()][: 2 if meter.quick else None]
+    bits, rng = Bits(), random.Random(1)
+    found: Dict[str, List[Tuple[str, float]]] = {"alone": [], "own lines": [], "other lines": []}
+    for chapter in chapters:
+        others = [window for other in chapters if other is not chapter for window in other]
+        for window in chapter:
+            for number in range(1, len(window)):
+                earlier = {"alone": [], "own lines": window[:number], "other lines": drawn(others, number, rng)}
+                for name, lines in earlier.items():
+                    found[name] += bits.of_last([*lines, window[number]])
+    for case, kept in (("all pieces", None), ("pronouns", PRONOUNS)):
+        yield case, {name: mean([x for piece, x in each if not kept or piece in kept]) for name, each in found.items()}
+
+
+def test_set() -> List[List[Line]]:
+    """The chapters."""
+    files = {}
+    for archive in ("bible-ende", "bible-ende-documents"):
+        with tarfile.open(BIBLE / f"{archive}.tar.xz") as tar:
+            members = (member for member in tar if member.isfile())
+            files.update({Path(member.name).name: tar.extractfile(member).read().decode() for member in members})
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(MODEL / "pieces.model"))
+    texts = (files[f"test.{language}"].splitlines() for language in ("en", "de"))
+    lines = list(zip(*([" ".join(pieces.encode(line, out_type=str)) for line in text] for text in texts)))
+    borders = document_borders(files["test.docs"].splitlines(), "test.docs")
+    return [lines[start:end] for start, end in zip(borders, borders[1:])]
+
+
+def windows(document: List[Line]) -> List[List[Line]]:
+    """Lines of at most TOKENS tokens on each side."""
+    result: List[List[Line]] = [[]]
+    for line in document:
+        if tokens([*result[-1], line]) > TOKENS:
+            result.append([])
+        result[-1].append(line)
+    return result
+
+
+def tokens(lines: List[Line]) -> int:
+    return max(sum(len(text.split()) + 1 for text in side) for side in zip(*lines))
+
+
+def drawn(among: List[List[Line]], count: int, rng: random.Random) -> List[Line]:
+    """So many lines, in order, of windows at random."""
+    lines: List[Line] = []
+    while len(lines) < count:
+        lines += rng.choice(among)
+    start = rng.randint(0, len(lines) - count)
+    return lines[start : start + count]
+
+
+class Bits:
+    """Scores references with the model."""
+
+    def __init__(self):
+        with tempfile.TemporaryDirectory() as data:
+            for language in ("en", "de"):
+                Path(data, f"dict.{language}.txt").write_text((MODEL / "dict.txt").read_text())
+            checkpoint, overrides = str(MODEL / "checkpoint.pt"), {"data": data}
+            (self.model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+                [checkpoint], arg_overrides=overrides
+            )
+        self.model.float().eval()
+        self.types = task.target_dictionary
+
+    @torch.no_grad()
+    def of_last(self, lines: List[Line]) -> List[Tuple[str, float]]:
+        """The pieces of the last line, each with its bits."""
+        encode = self.types.encode_line
+        joined = (f" {SEPARATOR} ".join(side) for side in zip(*lines))
+        source, target = (encode(side, add_if_not_exist=False).long() for side in joined)  # each ends with eos
+        scores, _ = self.model(source[None], torch.tensor([len(source)]), target.roll(1)[None])
+        bits = -scores[0].log_softmax(-1).gather(-1, target[:, None])[:, 0] / math.log(2)  # (target tokens)
+        pieces = lines[-1][1].split()
+        return list(zip(pieces, bits[-1 - len(pieces) : -1].tolist()))
+
+
+def mean(numbers: List[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+if __name__ == "__main__":
+    main(__doc__, {"context": context})
