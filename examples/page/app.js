@@ -17,7 +17,7 @@ names.sort((one, other) => (known.indexOf(one) + 1 || Infinity) - (known.indexOf
 const configs = await Promise.all(
     names.map(async (name) => {
         try {
-            return [name, await (await fetch(`models/${name}/config.json`)).json()];
+            return [name, await (await fetch(`models/${encodeURIComponent(name)}/config.json`)).json()];
         } catch {
             return [name, {}]; // damaged: of no kind
         }

@@ -5,6 +5,7 @@ import { Folder, Integers, shapes, tensor } from "./folder.js";
 import { Types, segmenter } from "./text.js";
 
 const PIECE = 1024; // tokens that are read at once
+const NEAR = 8; // tokens before a continuation that tell how its text joins theirs
 
 /** The graph that reads pieces of a text. */
 class Reader {
@@ -59,7 +60,7 @@ export class LanguageModel {
         made.config = folder.config;
         made.special = folder.config.special;
         made.segmented = segmenter(folder);
-        made.types = new Types(folder.types(folder.config.text.target), made.special.unk);
+        made.types = new Types(folder.types(folder.config.text.target), made.special);
         made.reader = new Reader(await folder.session("text.onnx"));
         made.decoder = new Decoder(await folder.session("step.onnx"), folder.config.decoder_chunk);
         return made;
@@ -77,19 +78,21 @@ export class LanguageModel {
      */
     async *stream(text, { maxTokens = 200, temperature = 1, topP = 1, random = Math.random } = {}) {
         const given = this.encode(text);
-        const before = this.text(given).length;
+        const near = given.slice(-NEAR);
+        const before = this.text(near);
+        const blank = /\s$/.test(text) && !/\s$/.test(before); // in the text, but in none of its tokens
         const written = [];
-        let shown = before;
+        let [shown, whole] = [0, ""];
         for await (const { token, ...step } of this.sample(given, maxTokens, temperature, topP, random)) {
             if (token !== this.special.eos) written.push(token);
             yield { ...step, tokens: written.length };
-            const whole = this.text([...given, ...written]);
+            whole = this.text([...near, ...written]).slice(before.length);
+            whole = blank ? whole.trimStart() : whole;
             const safe = Math.max(shown, whole.replace(/\ufffd+$/, "").length); // bytes of an unfinished character
             if (safe > shown) yield { part: whole.slice(shown, safe) };
             shown = safe;
         }
-        const rest = this.text([...given, ...written]).slice(shown);
-        if (rest !== "") yield { part: rest };
+        if (whole.length > shown) yield { part: whole.slice(shown) };
     }
 
     /** Tokens that follow others, with eos at the end if the text ends. */

@@ -55,7 +55,7 @@ export class Panel {
         this.busy(true);
         this.say("Loading the model\u2026");
         try {
-            const ended = await this.runner.run(`models/${this.name}`, input, options, onEvent);
+            const ended = await this.runner.run(`models/${encodeURIComponent(this.name)}`, input, options, onEvent);
             return ended || number !== this.number;
         } catch (error) {
             if (number === this.number) this.say(error.message, true);

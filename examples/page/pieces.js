@@ -18,6 +18,7 @@ export class Pieces {
         const normal = fields(model.get(3)?.[0] ?? new Uint8Array());
         const kind = number(training, 3, 1);
         if (kind > BPE) throw new Error("pieces.model is neither unigram nor BPE; train one of these");
+        if (number(training, 24, 0) === 1) throw new Error("pieces.model has blanks behind words; train one with --treat_whitespace_as_suffix=false");
         this.rules = new Rules(normal.get(2)?.[0]);
         this.addsSpace = number(normal, 3, 1) === 1;
         this.collapses = number(normal, 4, 1) === 1;

@@ -57,8 +57,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(self.path.partition("?")[0])
         if path == "/models/":
-            folders = sorted(config.parent.name for config in self.models.glob("*/config.json"))
-            self.answer(json.dumps(folders).encode(), KINDS[".json"])
+            names = (config.parent.name for config in self.models.glob("*/config.json"))
+            served = sorted(name for name in names if self.file(f"/models/{name}/config.json"))
+            self.answer(json.dumps(served).encode(), KINDS[".json"])
             return
         file = self.file(path)
         if file is None:

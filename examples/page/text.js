@@ -66,13 +66,15 @@ export function segmenter(folder) {
 
 /** The types of a dictionary, by number. */
 export class Types {
-    constructor(types, unk) {
-        Object.assign(this, { types, unk });
+    constructor(types, { unk, pad }) {
+        Object.assign(this, { types, unk, pad });
         this.numbers = new Map(types.map((type, number) => [type, number]));
     }
 
     encode(types) {
-        return types.map((type) => this.numbers.get(type) ?? this.unk);
+        const numbers = types.map((type) => this.numbers.get(type) ?? this.unk);
+        if (numbers.includes(this.pad)) throw new Error(`the text has the word ${this.types[this.pad]}; remove it`);
+        return numbers;
     }
 
     decode(numbers) {

@@ -19,8 +19,8 @@ export class Translator {
         made.special = special;
         made.options = { ...DEFAULTS, ...folder.config.search };
         made.segmented = segmenter(folder);
-        made.source = new Types(folder.types(text.source), special.unk);
-        made.target = new Types(folder.types(text.target), special.unk);
+        made.source = new Types(folder.types(text.source), special);
+        made.target = new Types(folder.types(text.target), special);
         made.encoder = await folder.session("encoder.onnx");
         made.decoder = new Decoder(await folder.session("step.onnx"), folder.config.decoder_chunk);
         return made;

@@ -89,6 +89,8 @@ def test_texts_that_the_model_cannot_read_are_refused(runtime, models):
     path = str(documents()[2].folder.path)
     with pytest.raises(RuntimeError, match="line 1 has <sep>, which stands between lines; remove it"):
         runtime.ask("translate", path=path, texts=["w1 <sep>"], options={})
+    with pytest.raises(RuntimeError, match="the text has the word <pad>; remove it"):
+        runtime.ask("translate", path=path, texts=["w1 <pad>"], options={})
 
 
 def test_8_bits_give_the_log_probabilities_of_the_runtime(runtime, tmp_path):
@@ -186,6 +188,11 @@ def test_a_text_of_words_ends_where_the_model_reads_no_more(runtime):
         runtime.ask("continue", path=path, text="w1 w2 w3 w4 w5", options=options, draws=[])
     found = continued(runtime.ask("continue", path=path, text="w1 w2 w3 w4", options=options, draws=[]))
     assert found == "".join(model.stream("w1 w2 w3 w4", 60, 0))
+    found = continued(
+        runtime.ask("continue", path=path, text="w1 w2 w3 ", options={**options, "maxTokens": 9}, draws=[])
+    )
+    assert found == "".join(model.stream("w1 w2 w3 ", 9, 0))
+    assert not found.startswith(" ")
 
 
 def test_probabilities_of_classes_are_those_of_the_runtime(runtime, models):

@@ -76,6 +76,7 @@ def test_other_pieces_are_detected(tmp_path, kind, old, new):
     [
         ({"user_defined_symbols": "unto"}, "pieces of users or bytes"),
         ({"byte_fallback": True, "vocab_size": 400}, "pieces of users or bytes"),
+        ({"treat_whitespace_as_suffix": True}, "blanks behind words"),
         ({"model_type": "char", "vocab_size": 60, "hard_vocab_limit": False}, "neither unigram nor BPE"),
     ],
 )

@@ -25,6 +25,8 @@ def address(tmp_path_factory):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(name)
     (folder / "one/away.json").symlink_to("/etc/hostname")
+    (folder / "away").symlink_to(tmp_path_factory.mktemp("away"))
+    (folder / "away/config.json").write_text("away")
     with serve.server(folder, 0) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
@@ -67,7 +69,7 @@ def test_models_are_listed_and_served(address):
     [
         *("/serve.py", "/README.md", "/none.js", "/texts", "/models/one/notes.py", "/models/two/config.json"),
         *("/../demo/report.py", "/..%2f..%2fsetup.py", "/models/../app.js", "/models/one/%00.json", "//etc/hostname"),
-        *("/models/one/away.json", "/models//etc/hostname", "/texts/../../lra/README.md"),
+        *("/models/one/away.json", "/models//etc/hostname", "/models/away/config.json", "/texts/../../lra/README.md"),
         *(f"/models/{'long' * 1000}.json", "HTTP://[/x"),
     ],
 )
