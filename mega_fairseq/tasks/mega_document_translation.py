@@ -198,9 +198,10 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         parts = part_paths(os.path.join(folder, split), combine, lambda part: os.path.exists(f"{part}.docs"))
         ids = [name for part in parts for name in read_lines(f"{part}.docs")]
         if len(ids) != lines:
+            in_parts = combine and any(name.startswith(f"{split}1.") for name in os.listdir(folder))
             raise ValueError(
                 f"{path} has {len(ids):,} lines and {split} has {lines:,}; give one id for each line of the data, in "
-                "the same order"
+                "the same order" + f", those of {split}1 in {split}1.docs, and --upsample-primary 1" * in_parts
             )
         return np.array(document_borders(ids, path))
 

@@ -274,6 +274,11 @@ class MegaLanguageModelingTask(FairseqTask):
                 "--gen-subset is a training split, which each epoch cuts into other segments; give valid or test, "
                 "or evaluate all of it with mega-fairseq sweep"
             )
+        if num_shards > len(dataset):
+            raise ValueError(
+                f"--num-shards is {num_shards} and the split has fewer streams, {len(dataset)}; give --valid-block "
+                f"splits:{num_shards}"
+            )
         processes = distributed_utils.get_data_parallel_world_size()
         if processes > self._sharing:
             raise ValueError(

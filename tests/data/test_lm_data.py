@@ -228,6 +228,11 @@ def test_targets_are_passed_to_the_model_only_for_scoring():
     assert scoring["net_input"]["src_tokens"].equal(validation["net_input"]["src_tokens"])
 
 
+def test_more_shards_than_streams_are_refused():
+    with pytest.raises(ValueError, match="--num-shards is 3 .* fewer streams, 2; give --valid-block splits:3"):
+        task().eval_lm_dataloader(StreamDataset(in_memory([20]), np.array([0, 13, 20]), PAD, EOS), num_shards=3)
+
+
 def test_more_streams_than_tokens_are_refused():
     with pytest.raises(ValueError, match="'splits:8' .* 7 tokens"):
         stream_bounds("splits:8", np.array([0, 7]))

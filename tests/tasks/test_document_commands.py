@@ -204,6 +204,17 @@ def test_ids_that_do_not_fit_the_data_are_refused(data, tmp_path, ids, words):
         loaded(tmp_path / "bin")
 
 
+def test_parts_of_a_split_need_ids_of_their_own(data, tmp_path):
+    shutil.copytree(data, tmp_path / "bin")
+    for path in tmp_path.glob("bin/valid.en-de.*"):
+        shutil.copy(path, path.with_name(path.name.replace("valid", "valid1")))
+    task = loaded(tmp_path / "bin", upsample_primary=1)
+    with pytest.raises(ValueError, match="10 lines and valid has 20; .* those of valid1 in valid1.docs"):
+        task.load_dataset("valid", combine=True)
+    (tmp_path / "bin/valid1.docs").write_text("c\n" * 10)
+    task.load_dataset("valid", combine=True)
+
+
 def test_a_transformer_has_positions_for_the_windows(data):
     options = Namespace(arch="transformer", max_target_positions=None, **on_each_side(**SMALL))
     model = loaded(data, window_tokens=2000).build_model(options)
