@@ -132,7 +132,13 @@ def write_translation(
         "text": {"source": "source.txt", "target": "target.txt", "kind": "words" if pieces is None else "pieces"},
         "decoder_chunk": decoder.layers[0].mixer.config.chunk_size,
         "limits": limits._asdict(),
-        "search": {"beam": 5, "lenpen": 1.0, "max_len_a": 0.0, "max_len_b": 200, "min_len": 1},
+        "search": {
+            "beam": min(5, len(decoder.dictionary) - 4),
+            "lenpen": 1.0,
+            "max_len_a": 0.0,
+            "max_len_b": 200,
+            "min_len": 1,
+        },
         "places": places,
         "documents": documents,
     }

@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
 import numpy as np
 
 from mega_runtime.folder import Folder, check_count
-from mega_runtime.text import Types
+from mega_runtime.text import Types, check_text
 from mega_runtime.translator import padded
 
 SCALES = {"uint8": 255.0, "int16": 32768.0, "float": 1.0}  # numbers of a file are divided by it
@@ -47,6 +47,10 @@ class Classifier:
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             for row, probabilities in zip(batch, self._probabilities([rows[row] for row in batch])):
+                if not np.isfinite(probabilities).all():
+                    if self.types is not None:
+                        raise FloatingPointError("the model gives probabilities that are not numbers; export it again")
+                    raise ValueError(f"the probabilities of input {row + 1} are not numbers; its values are too large")
                 best = int(probabilities.argmax())
                 by_label = dict(zip(self.labels, probabilities.tolist()))
                 found[row] = Prediction(self.labels[best], float(probabilities[best]), by_label)
@@ -57,9 +61,8 @@ class Classifier:
         parts = [row[part] for part in range(len(rows[0])) for row in rows]  # all first ones, then all second ones
         inputs, real = padded(parts, 0.0 if self.types is None else self.config["special"]["pad"], parts[0].dtype)
         (scores,) = self.encoder.run(["scores"], {"inputs": inputs, "real": real.astype(np.float32)})
-        if not np.isfinite(scores).all():
-            raise FloatingPointError("the probabilities are not numbers; the values of an input are too large")
-        weights = np.exp(scores - scores.max(1, keepdims=True))
+        with np.errstate(invalid="ignore"):
+            weights = np.exp(scores - scores.max(1, keepdims=True))
         return weights / weights.sum(1, keepdims=True)
 
     def _encoded(self, given: Any, name: str) -> List[np.ndarray]:
@@ -80,6 +83,8 @@ class Classifier:
         of_bytes = self.inputs["kind"] == "bytes"
         if not isinstance(given, (str, bytes) if of_bytes else str):
             raise TypeError(f"{name} is of type {type(given).__name__}; give str{' or bytes' * of_bytes}")
+        if isinstance(given, str):
+            check_text(given, name)
         if of_bytes:
             words = [str(number) for number in (given.encode() if isinstance(given, str) else given)]
         else:

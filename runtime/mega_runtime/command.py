@@ -192,8 +192,11 @@ def run_continue(args: argparse.Namespace) -> None:
 
 def run_score(args: argparse.Namespace) -> None:
     model = LanguageModel(args.folder, args.threads)
-    for line in read_lines(args.input):
-        score = model.score(line)
+    for number, line in enumerate(read_lines(args.input), 1):
+        try:
+            score = model.score(line)
+        except ValueError as error:
+            raise ValueError(f"line {number:,}: {error}") from None
         print(f"{score.bits:.4f}\t{len(score.pieces)}", flush=True)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 
 FORMAT = 1  # the newest format of a folder that this version reads
+LARGEST, MOST_THREADS = 2**31 - 1, 1024
 PROBE = "probe.onnx"  # one product of numbers in 8 bits, of the largest values
 
 
@@ -17,9 +18,9 @@ class FolderError(ValueError):
     """A folder that cannot be used: one sentence with what to do."""
 
 
-def check_count(name: str, value: Any) -> None:
-    if not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} is {value!r}; give a whole number from 1")
+def check_count(name: str, value: Any, most: int = LARGEST) -> None:
+    if not isinstance(value, Integral) or not 1 <= value <= most:
+        raise ValueError(f"{name} is {value!r}; give a whole number from 1 to {most:,}")
 
 
 class Folder:
@@ -35,8 +36,14 @@ class Folder:
         threads: int = 1,
         exact_products: Optional[bool] = None,
     ):
-        check_count("threads", threads)
+        check_count("threads", threads, MOST_THREADS)
         self.path, self.threads = Path(path), threads
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise FolderError(
+                f"the name of {str(path)!r} is not UTF-8, which ONNX Runtime needs; rename the folder"
+            ) from None
         self.config = self._read_config(kind)
         self._check_files()
         self.slower_products = False
@@ -54,7 +61,7 @@ class Folder:
             raise FolderError(
                 f"{path} cannot be read ({error.strerror}); give a folder that mega-fairseq export wrote"
             ) from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise FolderError(f"{path} is damaged; copy the folder again") from None
         if number > FORMAT:
             raise FolderError(

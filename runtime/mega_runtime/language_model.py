@@ -12,6 +12,7 @@ from mega_runtime.search import Special
 from mega_runtime.text import Types, check_text, segmenter
 
 PIECE = 1024  # tokens that are read at once
+NEAR = 8  # tokens before a continuation that tell how its text joins theirs
 
 
 class Score(NamedTuple):
@@ -129,12 +130,15 @@ class LanguageModel:
         if "" in stop:
             raise ValueError("a stop string is empty and would end any text at once; leave it out")
         given, written, shown = self.encode(text), [], 0
-        start, ends = len(self._text(given)), max(map(len, stop), default=0)
+        near, whole = given[-NEAR:], ""
+        before, ends = self._text(near), max(map(len, stop), default=0)
+        blank = text[-1:].isspace() and not before[-1:].isspace()  # in the text, but in none of its tokens
         for token in self.sample(given, max_tokens, temperature, top_k, top_p, seed):
             if token == self.special.eos:
                 break
             written.append(token)
-            whole = self._text([*given, *written])[start:]
+            whole = self._text([*near, *written])[len(before) :]
+            whole = whole.lstrip() if blank else whole
             found = [place for place in (whole.find(each) for each in stop) if place >= 0]
             if found:
                 yield whole[shown : min(found)]
@@ -143,7 +147,7 @@ class LanguageModel:
             safe = max(shown, len(whole.rstrip("\ufffd")) - max(0, ends - 1))
             yield whole[shown:safe]
             shown = safe
-        yield self._text([*given, *written])[start + shown :]
+        yield whole[shown:]
 
     def sample(
         self, tokens: Sequence[int], max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int

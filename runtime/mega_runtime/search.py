@@ -13,18 +13,19 @@ from typing import List, NamedTuple, Optional
 import numpy as np
 
 from mega_runtime.decoder import Candidates
+from mega_runtime.folder import LARGEST
 from mega_runtime.lines import LineRules
 
 NEVER = np.float32(-np.inf)
 KINDS = {Integral: "a whole number", Real: "a number"}
-LARGEST = 2**31 - 1
+HUGE = 1e30  # beyond, the sum of scores can be infinite
 LIMITS = {  # of options
     "beam": (Integral, 1, LARGEST),
     "min_len": (Integral, 0, LARGEST),
     "max_len_b": (Integral, 0, LARGEST),
     "max_len_a": (Real, 0, math.inf),
     "lenpen": (Real, 0, 50),  # above 80, the power of a length can be infinite
-    "unkpen": (Real, -1e30, math.inf),  # below, the sum of scores can be infinite
+    "unkpen": (Real, -HUGE, HUGE),
 }
 
 
@@ -59,7 +60,8 @@ class Options:
             if not isinstance(value, kind) or not least <= value <= most:
                 upto = f" to {most:,}" * (most < math.inf)
                 raise ValueError(f"{name} is {value!r}; give {KINDS[kind]} from {least:,}{upto}")
-            object.__setattr__(self, name, int(value) if kind is Integral else float(value))  # not NumPy's, of few bits
+            # Neither NumPy's, of few bits, nor a whole number beyond those of floats.
+            object.__setattr__(self, name, int(value) if kind is Integral else float(min(value, HUGE)))
 
     def max_len(self, length: int, limit: int) -> int:
         """The most tokens of the translation of a source with so many, of a model that writes up to `limit`."""

@@ -51,8 +51,9 @@ def test_differences_are_measured_and_large_ones_are_refused(checked, number_for
         call()
 
 
-def checked_short_translation(longest):
-    model, folder = translation_model(max_source_positions=longest, max_target_positions=longest), new_folder()
+def checked_short_translation(longest, **options):
+    model = translation_model(max_source_positions=longest, max_target_positions=longest, **options)
+    folder = new_folder()
     write_translation(folder, model)
     dictionary = model.decoder.dictionary
     task = MegaTranslationTask(MegaTranslationConfig(), dictionary, dictionary)
@@ -69,6 +70,10 @@ def checked_short_text(longest):
 @pytest.mark.parametrize("checked", [checked_short_translation, checked_short_text])
 def test_models_of_short_texts_are_compared_on_shorter_ones(checked):
     assert checked(12)["rms"] < 1e-4
+
+
+def test_models_of_few_types_are_searched_with_fewer_beams():
+    assert checked_short_translation(12, types=8)["rms"] < 1e-4
 
 
 def test_probabilities_that_are_not_numbers_are_refused(monkeypatch):

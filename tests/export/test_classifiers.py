@@ -144,6 +144,8 @@ def test_many_inputs_keep_their_order():
         ("bytes", b"ab", TypeError, "list of inputs"),
         ("bytes", [[1, 2]], TypeError, "input 1 is of type list; give str or bytes"),
         ("bytes", [""], ValueError, "input 1 is empty"),
+        ("bytes", ["a", "\ud83d"], ValueError, "input 2 has a surrogate"),
+        ("tokens", ["w1 \ud83d"], ValueError, "input 1 has a surrogate"),
         ("pairs", ["w1"], ValueError, "input 1 is not a pair"),
         ("pairs", [("w1", "w2", "w3")], ValueError, "input 1 is not a pair"),
         ("pairs", [("w1", "w2"), ("w1", "")], ValueError, "input 2 is empty"),
@@ -156,6 +158,7 @@ def test_many_inputs_keep_their_order():
         ("float", [[1, 2]], ValueError, "input 1 .* of type float"),
         ("float", [[0.5], [np.nan]], ValueError, "input 2 .* not finite"),
         ("float", [[1e300]], ValueError, "input 1 .* not finite"),
+        ("float", [[0.5], [1e38, -1e38]], ValueError, "input 2 are not numbers; its values are too large"),
         ("float", [["a"]], ValueError, "input 1 .* of type float"),
     ],
 )

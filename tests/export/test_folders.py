@@ -50,6 +50,11 @@ def test_a_folder_consists_of_these_files_and_can_be_moved(kind, copied, tmp_pat
     reader(str(moved))
 
 
+def test_a_name_that_is_not_utf8_is_refused(copied):
+    folder, reader = copied("translation")
+    refused(lambda: reader(folder.rename(folder.with_name("bad\udcff"))), "not UTF-8", "rename")
+
+
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_missing_file_is_named(kind, name, copied):
     folder, reader = copied(kind)
@@ -75,7 +80,7 @@ def test_a_changed_file_is_named(kind, name, change, copied):
     refused(lambda: reader(folder), folder / name, "incomplete or was changed", "copy the folder again")
 
 
-@pytest.mark.parametrize("change", ["cut", "empty", "list", "binary", "number", "no format"])
+@pytest.mark.parametrize("change", ["cut", "empty", "list", "binary", "number", "no format", "infinite", "deep"])
 def test_a_damaged_config_is_named(change, copied):
     folder, reader = copied("translation")
     path = folder / "config.json"
@@ -86,6 +91,8 @@ def test_a_damaged_config_is_named(change, copied):
         "binary": b"\xff\xfe\x00",
         "number": b"1",
         "no format": b'{"kind": "translation model"}',
+        "infinite": b'{"kind": "translation model", "format": 1e999}',
+        "deep": b"[" * 100_000,
     }[change]
     path.write_bytes(content)
     refused(lambda: reader(folder), path, "is damaged", "copy the folder again")

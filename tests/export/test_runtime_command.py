@@ -323,12 +323,13 @@ def test_a_wrong_option_is_named_before_the_text_is_repeated(refuses):
     refuses("continue", language()[1].folder.path, "--seed=-1", text="w1\n", words=["seed -1"])
 
 
-def test_texts_are_scored_line_by_line(command):
+def test_texts_are_scored_line_by_line(command, refuses):
     ours, lines = language()[1], ["w1 w2 w3", "", "unknown"]
     scores = [ours.score(line) for line in lines]
     expected = text_of(f"{score.bits:.4f}\t{len(score.pieces)}" for score in scores)
     assert "\n0.0000\t0\n" in expected
     assert command("score", ours.folder.path, text=text_of(lines)) == (0, expected, "")
+    refuses("score", ours.folder.path, text=text_of([*lines, "w1 <pad>"]), words=["line 4: ", "<pad>"], out=expected)
 
 
 def test_a_byte_order_mark_is_no_text(command):

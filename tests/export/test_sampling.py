@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mega_fairseq.export.folder import write_language_model
 from mega_runtime import LanguageModel
 from mega_runtime.language_model import chosen
+from mega_runtime.text import Pieces, Types, Words
 from tests.helpers.exported import language, new_folder
 from tests.helpers.golden_models import PAD
 from tests.helpers.profiles import examples
@@ -223,3 +224,23 @@ def test_parts_of_words_are_given_out_as_they_are_found(monkeypatch):
     monkeypatch.setattr(ours, "sample", lambda *call: iter([5, 6, 3, 7]))
     assert list(ours.stream("w1 w2")) == [" w1", " w2", " <unk>", " w3", ""]
     assert list(ours.stream("")) == ["w1", " w2", " <unk>", " w3", ""]
+
+
+def test_a_blank_at_the_end_of_a_text_is_not_written_twice(pieces_model, monkeypatch):
+    types = [f"\u2581{word}" for word in ("der", "Haus", "ist")]
+    ours = language()[1]
+    for segmented, tokens in ((Words(), ("w1", "w2")), (Pieces(pieces_model), types)):
+        with monkeypatch.context() as patch:
+            patch.setattr(ours, "segmented", segmented)
+            patch.setattr(ours, "types", Types(["<s>", "<pad>", "</s>", "<unk>", *tokens], 3, 1))
+            patch.setattr(ours, "sample", lambda *call: iter([4, 5]))
+            first, second = (token.strip("\u2581") for token in tokens[:2])
+            for text in (first, f"{first} ", f"{first}\n", f"{first} \u00e4"):
+                joined = " " * (not text[-1].isspace())
+                assert ours.continue_text(text) == f"{text}{joined}{first} {second}"
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 200])
+def test_parts_do_not_depend_on_the_length_of_the_text_before(of_bytes, monkeypatch, length):
+    before = ("\u20ac\U0001f600" * length)[:length]
+    assert "".join(streamed(of_bytes, monkeypatch, before, "a\u20acb".encode())) == "a\u20acb"

@@ -69,7 +69,8 @@ def test_sources_and_translations_as_long_as_the_model_allows(bias, source, targ
     found = ours(translator, rows, **options)
     assert_same(found, theirs(model, rows, **options))
     if bias == "simple":  # the others have no limit but that of the graphs' tables
-        assert ours(translator, rows, beam=3, max_len_a=float("inf")) == found
+        for endless in (float("inf"), 10**400):
+            assert ours(translator, rows, beam=3, max_len_a=endless) == found
     assert {len(tokens) for each in found for tokens, _ in each} == {longest[1]}
     assert translator.config["limits"] == dict(zip(("source", "target"), (min(n, 8192) for n in model.max_positions())))
 
@@ -164,7 +165,8 @@ def test_another_search_is_detected(monkeypatch, twin):
         ({"lenpen": 51}, "from 0 to 50"),
         ({"max_len_b": 10**400}, "from 0 to 2,147,483,647"),
         ({"unkpen": float("-inf")}, "unkpen is -inf"),
-        ({"unkpen": -1e39}, r"unkpen is -1e\+39; give a number from -1e\+30$"),
+        ({"unkpen": -1e39}, r"unkpen is -1e\+39; give a number from -1e\+30 to 1e\+30$"),
+        ({"unkpen": 10**400}, "unkpen is 1000"),
     ],
 )
 def test_options_that_no_search_can_follow_are_refused(options, words):
@@ -183,7 +185,7 @@ def test_an_unknown_option_is_refused():
 
 
 @pytest.mark.parametrize("name", ["threads", "batch_tokens", "buffer_size"])
-@pytest.mark.parametrize("value", [0, "2", 1.5])
+@pytest.mark.parametrize("value", [0, "2", 1.5, 10**20])
 def test_numbers_of_threads_and_tokens_are_checked(name, value):
     with pytest.raises(ValueError, match=f"{name} is {value!r}"):
         Translator(translation()[1].folder.path, **{name: value})
