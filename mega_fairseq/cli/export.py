@@ -27,6 +27,7 @@ from mega_fairseq.tasks.mega_document_translation import MegaDocumentTranslation
 from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
 
 UNFINISHED = ".unfinished"
+FEW = 3  # types, such as words that were added to a dictionary by hand
 NEEDED = {"onnx": "pip install onnx", "mega_runtime": "in a clone of this repository, pip install ./runtime"}
 
 
@@ -201,7 +202,12 @@ def read_dictionary(path: Path) -> Dictionary:
 
 
 def check_text(dictionary: Dictionary, pieces: Optional[Path], of_bytes: bool = False) -> None:
-    """Refuses a SentencePiece model, or bytes, if most types of the training are something else."""
+    """Refuses a SentencePiece model, or bytes, unless the types of the training are its pieces.
+
+    Words that SentencePiece cannot cut, since the model lacks their characters, are types, too. More than FEW others
+    are pieces of another model.
+    """
+    foreign = 0
     if pieces is not None:
         model = SentencePieceProcessor(model_file=str(pieces))
         known = set(map(model.id_to_piece, range(len(model))))
@@ -211,9 +217,11 @@ def check_text(dictionary: Dictionary, pieces: Optional[Path], of_bytes: bool = 
     else:
         return
     types = [name for name in dictionary.symbols[dictionary.nspecial :] if not name.startswith("madeupword")]
-    others = sum(name not in known for name in types)
-    if 2 * others > len(types):
-        raise UserError(f"has {len(types):,} types, of which {others:,} are not {remedy}")
+    others = [name for name in types if name not in known]
+    if pieces is not None:
+        foreign = sum(any(character in known for character in name) for name in others)
+    if 2 * len(others) > len(types) or foreign > FEW + len(types) / 50:
+        raise UserError(f"has {len(types):,} types, of which {len(others):,} are not {remedy}")
 
 
 def take_dictionary(stack: nn.Module, dictionary: Dictionary, data: str) -> None:

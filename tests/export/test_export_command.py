@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fairseq.data import Dictionary
 
+from mega_fairseq.cli import UserError
 from mega_fairseq.cli.classify import load as load_classifier
-from mega_fairseq.cli.export import alone_in
+from mega_fairseq.cli.export import alone_in, check_text
 from mega_fairseq.export import folder as folders
 from mega_fairseq.models import MegaTransformerModel
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
@@ -31,7 +33,9 @@ from tests.helpers.commands import (
     translations,
 )
 from tests.helpers.exported import assert_same
+from tests.helpers.page import CHAPTER
 from tests.helpers.pieces import few_pieces
+from tests.helpers.pieces import pieces_model as pieces_of_chapters
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +152,19 @@ def test_text_of_another_kind_or_segmentation_is_refused(refuses, pieces_model, 
     text = ["--bytes"] if of_bytes else ["--sentencepiece-model", pieces_model]
     words = [*("types, of which", "are not"), "leave --bytes out" if of_bytes else f"{pieces_model}; give"]
     refuses("export", trained.last, tmp_path / "model", "--data", trained.data, *text, words=words)
+
+
+def test_pieces_of_another_model_are_refused(tmp_path):
+    """Words of characters that no piece has are types of the training, too."""
+    pieces = pieces_of_chapters(tmp_path).rename(tmp_path / "right.model")
+    others = pieces_of_chapters(tmp_path, CHAPTER.read_text(), vocab_size=200)
+    model = Pieces(pieces).model
+    types = Dictionary()
+    for word in [*map(model.id_to_piece, range(3, len(model))), *"\u6c34\u706b\u6728\u91d1", "\u571f\u6708"]:
+        types.add_symbol(word)
+    check_text(types, pieces)
+    with pytest.raises(UserError, match="302 types, of which .* give the SentencePiece model of its text"):
+        check_text(types, others)
 
 
 def test_bytes_are_for_language_models(translation, refuses, tmp_path):
