@@ -106,7 +106,11 @@ def _forward(
         dscores = dscores.mul_(scale).to(x.dtype) if scale != 1.0 else dscores.to(x.dtype)
         # Pads: rows of zeros in one factor, since dscores is the larger one.
         dx[piece] = torch.mm(dscores, w).to(wide).mul_(real)
-        dw += torch.mm(dscores.t(), x[piece] * real.to(x.dtype))
+        of_real = x[piece] * real.to(x.dtype)
+        if x.dtype == wide:
+            dw.addmm_(dscores.t(), of_real)
+        else:
+            dw += torch.mm(dscores.t(), of_real)
         if bias is not None:
             db += torch.mv(dscores.t(), real.squeeze(1).to(x.dtype))
     loss = (1.0 - smoothing - rest) * sums[0] - rest * sums[1]
