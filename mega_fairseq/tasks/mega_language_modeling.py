@@ -274,16 +274,16 @@ class MegaLanguageModelingTask(FairseqTask):
                 "--gen-subset is a training split, which each epoch cuts into other segments; give valid or test, "
                 "or evaluate all of it with mega-fairseq sweep"
             )
-        if num_shards > len(dataset):
-            raise ValueError(
-                f"--num-shards is {num_shards} and the split has fewer streams, {len(dataset)}; give --valid-block "
-                f"splits:{num_shards}"
-            )
         processes = distributed_utils.get_data_parallel_world_size()
         if processes > self._sharing:
             raise ValueError(
                 f"fairseq-eval-lm would report only the first of {processes} processes' parts; give "
                 f"--sequence-parallel-size {processes}, or run one process"
+            )
+        if num_shards // self._sharing > len(dataset):
+            raise ValueError(
+                f"--num-shards is {num_shards} and the split has fewer streams, {len(dataset)}; give --valid-block "
+                f"splits:{num_shards}"
             )
         limits = {"max_tokens": max_tokens, "max_sentences": batch_size}
         return self.get_batch_iterator(
