@@ -6,6 +6,10 @@ export class Runner {
         this.kind = kind;
         this.waiting = new Map(); // what is done with the answers to each request
         this.newest = 0;
+        this.start();
+    }
+
+    start() {
         this.failure = null; // why there is no worker
         this.worker = new Worker("worker.js", { type: "module" });
         this.worker.onmessage = ({ data }) => this.answered(data);
@@ -23,13 +27,14 @@ export class Runner {
     failed(message) {
         this.failure = new Error(message);
         for (const { reject } of this.waiting.values()) reject(this.failure);
+        this.waiting.clear();
     }
 
     /** Stops the request before, if there is one; gives whether this one came to its end. */
     run(path, input, options, onEvent) {
         this.stop();
         const id = this.newest;
-        if (this.failure !== null) return Promise.reject(this.failure);
+        if (this.failure !== null) this.start(); // the server may be there again
         return new Promise((resolve, reject) => {
             this.waiting.set(id, { onEvent, resolve, reject });
             this.worker.postMessage({ id, kind: this.kind, path, input, options });
