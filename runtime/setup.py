@@ -18,5 +18,5 @@ setup(
     python_requires=">=3.8",
     packages=["mega_runtime"],
     entry_points={"console_scripts": ["mega-runtime = mega_runtime.command:main"]},
-    install_requires=["numpy>=1.20", "onnxruntime>=1.17", "sentencepiece"],
+    install_requires=["numpy>=1.20", "onnxruntime>=1.19", "sentencepiece"],
 )

@@ -1,7 +1,8 @@
 """Graphs of ONNX operators that are written like formulas, with their weights in one file beside them.
 
-Opset 17 and IR 8, which ONNX Runtime reads since 1.17; from com.microsoft only `MatMulIntegerToFloat`. A graph uses the
-forms of its operators before opset 18, in which `ReduceMax` and `ReduceMean` have their axes as attributes.
+Opset 17 and IR 8, which ONNX Runtime reads since 1.17, although 1.18 fails at some in int8; from com.microsoft only
+`MatMulIntegerToFloat`. A graph uses the forms of its operators before opset 18, in which `ReduceMax` and `ReduceMean`
+have their axes as attributes.
 """
 
 import hashlib

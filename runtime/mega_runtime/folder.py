@@ -42,7 +42,8 @@ class Folder:
             str(path).encode()
         except UnicodeEncodeError:
             raise FolderError(
-                f"the name of {str(path)!r} is not UTF-8, which ONNX Runtime needs; rename the folder"
+                f"the name of {str(path)!r} is not UTF-8, which ONNX Runtime needs; rename the folder, or set a locale "
+                "of UTF-8"
             ) from None
         self.config = self._read_config(kind)
         self._check_files()
