@@ -78,21 +78,15 @@ export class LanguageModel {
      */
     async *stream(text, { maxTokens = 200, temperature = 1, topP = 1, random = Math.random } = {}) {
         const given = this.encode(text);
-        const near = given.slice(-NEAR);
-        const before = this.text(near);
-        const blank = /\s$/.test(text) && !/\s$/.test(before); // in the text, but in none of its tokens
-        const written = [];
-        let [shown, whole] = [0, ""];
+        const growing = new Growing(this, given, text);
+        let written = 0;
         for await (const { token, ...step } of this.sample(given, maxTokens, temperature, topP, random)) {
-            if (token !== this.special.eos) written.push(token);
-            yield { ...step, tokens: written.length };
-            whole = this.text([...near, ...written]).slice(before.length);
-            whole = blank ? whole.trimStart() : whole;
-            const safe = Math.max(shown, whole.replace(/\ufffd+$/, "").length); // bytes of an unfinished character
-            if (safe > shown) yield { part: whole.slice(shown, safe) };
-            shown = safe;
+            const part = token === this.special.eos ? "" : growing.add(token);
+            written += token !== this.special.eos;
+            yield { ...step, tokens: written };
+            if (part !== "") yield { part };
         }
-        if (whole.length > shown) yield { part: whole.slice(shown) };
+        if (growing.open !== "") yield { part: growing.open };
     }
 
     /** Tokens that follow others, with eos at the end if the text ends. */
@@ -118,6 +112,28 @@ export class LanguageModel {
 
     text(tokens) {
         return this.segmented.join(this.types.decode(tokens));
+    }
+}
+
+/** The text of tokens that come one by one after others. */
+class Growing {
+    constructor(model, given, text) {
+        Object.assign(this, { model, near: given.slice(-NEAR), newest: [], open: "" });
+        this.before = model.text(this.near);
+        this.blank = /\s$/.test(text) && !/\s$/.test(this.before); // in the text, but in none of its tokens
+    }
+
+    /** What is new in the text, once no other token can change it. */
+    add(token) {
+        this.newest.push(token);
+        const tokens = [...this.near, ...this.newest];
+        this.open = this.model.text(tokens).slice(this.before.length);
+        if (this.blank) this.open = this.open.trimStart();
+        if (this.open === "" || this.open.endsWith("\ufffd")) return ""; // bytes of an unfinished character
+        const found = this.open;
+        Object.assign(this, { near: tokens.slice(-NEAR), newest: [], open: "", blank: false });
+        this.before = this.model.text(this.near);
+        return found;
     }
 }
 

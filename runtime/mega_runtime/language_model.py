@@ -129,25 +129,20 @@ class LanguageModel:
         stop = list(stop)
         if "" in stop:
             raise ValueError("a stop string is empty and would end any text at once; leave it out")
-        given, written, shown = self.encode(text), [], 0
-        near, whole = given[-NEAR:], ""
-        before, ends = self._text(near), max(map(len, stop), default=0)
-        blank = text[-1:].isspace() and not before[-1:].isspace()  # in the text, but in none of its tokens
+        given, held, ends = self.encode(text), "", max(map(len, stop), default=0)
+        growing = Growing(self, given, text)
         for token in self.sample(given, max_tokens, temperature, top_k, top_p, seed):
             if token == self.special.eos:
                 break
-            written.append(token)
-            whole = self._text([*near, *written])[len(before) :]
-            whole = whole.lstrip() if blank else whole
-            found = [place for place in (whole.find(each) for each in stop) if place >= 0]
+            held += growing.add(token)
+            found = [place for place in (held.find(each) for each in stop) if place >= 0]
             if found:
-                yield whole[shown : min(found)]
+                yield held[: min(found)]
                 return
-            # What may still change: the beginning of a stop string, and bytes of an unfinished character.
-            safe = max(shown, len(whole.rstrip("\ufffd")) - max(0, ends - 1))
-            yield whole[shown:safe]
-            shown = safe
-        yield whole[shown:]
+            safe = max(0, len(held) - max(0, ends - 1))  # the rest may be the beginning of a stop string
+            yield held[:safe]
+            held = held[safe:]
+        yield held + growing.open
 
     def sample(
         self, tokens: Sequence[int], max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
@@ -175,13 +170,36 @@ class LanguageModel:
         """A decoder that no other text has, in another thread or between two tokens."""
         return Decoder(self.decoder.session, self.decoder.chunk)
 
-    def _text(self, tokens: Sequence[int]) -> str:
+    def join(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
         return self.segmented.join(self.types.decode(tokens))
 
     def _check_length(self, length: int) -> None:
         longest = self.config["limits"]["target"]
         if self.config["decoder_chunk"] is None and length > longest:  # it reads eos, and not the last token
             raise ValueError(f"the text would have {length:,} tokens and the model reads {longest:,}; shorten it")
+
+
+class Growing:
+    """The text of tokens that come one by one after others."""
+
+    def __init__(self, model: LanguageModel, given: List[int], text: str):
+        self.model, self.near, self.newest, self.open = model, given[-NEAR:], [], ""
+        self.before = model.join(self.near)
+        self.blank = text[-1:].isspace() and not self.before[-1:].isspace()  # in the text, but in none of its tokens
+
+    def add(self, token: int) -> str:
+        """What is new in the text, once no other token can change it."""
+        self.newest.append(token)
+        tokens = [*self.near, *self.newest]
+        self.open = self.model.join(tokens)[len(self.before) :]
+        if self.blank:
+            self.open = self.open.lstrip()
+        if not self.open or self.open.endswith("\ufffd"):  # bytes of an unfinished character
+            return ""
+        found, self.near, self.newest, self.open, self.blank = self.open, tokens[-NEAR:], [], "", False
+        self.before = self.model.join(self.near)
+        return found
 
 
 def chosen(
