@@ -8,6 +8,7 @@ import ctypes
 import json
 import logging
 import multiprocessing
+import os
 import platform
 import statistics
 import time
@@ -20,7 +21,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import torch
 
 from benchmarks.figures import draw_tables
-from mega_fairseq.cli.cpu import GLIBC
+from mega_fairseq.cli.cpu import GLIBC, KEEP_MEMORY
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of glibc's malloc.h
 Step = Callable[[], Any]
@@ -68,10 +69,18 @@ Table = Callable[[Meter], Iterator[Row]]
 
 
 def in_new_process(function: Callable, *arguments: Any, keep: bool = True) -> Any:
-    """The result of a function in a new process with one thread, which keeps memory or returns it to the system."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=prepare_process, initargs=(keep,)) as pool:
-        return pool.submit(function, *arguments).result()
+    """The result of a function in a new process with one thread, which keeps memory or returns it to the system.
+
+    This does not depend on the settings of the environment.
+    """
+    context, given = multiprocessing.get_context("spawn"), dict(os.environ)
+    for name in KEEP_MEMORY:
+        os.environ.pop(name, None)
+    try:
+        with ProcessPoolExecutor(1, context, initializer=prepare_process, initargs=(keep,)) as pool:
+            return pool.submit(function, *arguments).result()
+    finally:
+        os.environ.update(given)
 
 
 def _peak_after(build: Callable[..., Step], arguments: Tuple, warm_up: Tuple) -> float:

@@ -37,9 +37,12 @@ def still_in_use():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not GLIBC, reason="only glibc has the settings")
-def test_measured_processes_keep_freed_memory(monkeypatch):
+@pytest.mark.parametrize("given", [{}, KEEP_MEMORY])
+def test_measured_processes_keep_freed_memory(monkeypatch, given):
     for name in KEEP_MEMORY:
         monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
     assert measure.in_new_process(still_in_use) > 60
     assert measure.in_new_process(still_in_use, keep=False) < 30
 
