@@ -2,7 +2,7 @@
 
 import { Decoder } from "./decoder.js";
 import { Folder, Integers, shapes, tensor } from "./folder.js";
-import { Types, segmenter } from "./text.js";
+import { Types, endsInBlank, segmenter, strippedAtStart } from "./text.js";
 
 const PIECE = 1024; // tokens that are read at once
 const NEAR = 8; // tokens before a continuation that tell how its text joins theirs
@@ -120,7 +120,7 @@ class Growing {
     constructor(model, given, text) {
         Object.assign(this, { model, near: given.slice(-NEAR), newest: [], open: "" });
         this.before = model.text(this.near);
-        this.blank = /\s$/.test(text) && !/\s$/.test(this.before); // in the text, but in none of its tokens
+        this.blank = endsInBlank(text) && !endsInBlank(this.before); // in the text, but in none of its tokens
     }
 
     /** What is new in the text, once no other token can change it. */
@@ -128,7 +128,7 @@ class Growing {
         this.newest.push(token);
         const tokens = [...this.near, ...this.newest];
         this.open = this.model.text(tokens).slice(this.before.length);
-        if (this.blank) this.open = this.open.trimStart();
+        if (this.blank) this.open = strippedAtStart(this.open);
         if (this.open === "" || this.open.endsWith("\ufffd")) return ""; // bytes of an unfinished character
         const found = this.open;
         Object.assign(this, { near: tokens.slice(-NEAR), newest: [], open: "", blank: false });

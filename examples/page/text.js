@@ -6,6 +6,8 @@ const SPACE = "\u2581"; // SentencePiece's
 const BLANKS = /[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/; // those of Python
 const AT_ENDS = new RegExp(`^${BLANKS.source}|${BLANKS.source}$`, "g");
 
+export const endsInBlank = (text) => new RegExp(`${BLANKS.source}$`).test(text);
+export const strippedAtStart = (text) => text.replace(new RegExp(`^${BLANKS.source}`), "");
 export const stripped = (text) => text.replace(AT_ENDS, "");
 const words = (text) => stripped(text).split(BLANKS).filter((word) => word !== "");
 
