@@ -5,10 +5,11 @@ import fcntl
 import importlib.util
 import json
 import os
+import sys
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from fairseq.data import Dictionary
@@ -27,7 +28,7 @@ from mega_fairseq.tasks.mega_document_translation import MegaDocumentTranslation
 from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
 
 UNFINISHED = ".unfinished"
-FEW = 3  # types, such as words that were added to a dictionary by hand
+FEW = 3  # types or pieces
 NEEDED = {"onnx": "pip install onnx", "mega_runtime": "in a clone of this repository, pip install ./runtime"}
 
 
@@ -39,6 +40,10 @@ def run(arguments: argparse.Namespace) -> None:
     complete = target / "config.json"  # without it, an export into the folder was interrupted
     is_export = (target / "weights.bin").exists() and (complete.exists() or (target / UNFINISHED).exists())
     exists = os.path.lexists(target)  # also a link to nothing
+    try:
+        str(target).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the name of {str(target)!r} is not UTF-8, which ONNX Runtime needs; give another") from None
     if exists and not (arguments.force and is_export):
         add = "; add --force to replace it, or" if is_export else ";"
         raise UserError(f"{target} exists{add} give the name of a new folder")
@@ -53,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     with alone_in(unfinished):
         try:
             with quiet_output(), errors_of(path):
-                differences = write(unfinished, arguments)
+                differences, doubt = write(unfinished, arguments)
                 record(unfinished, differences)
         except BaseException:
             clear(unfinished)
@@ -66,6 +71,8 @@ def run(arguments: argparse.Namespace) -> None:
             unfinished.rmdir()
         else:
             unfinished.rename(target)  # which fails if another program has made a folder with files there
+    if doubt is not None:
+        print(f"warning: {doubt}", file=sys.stderr)
     print(f"wrote {target}, {size:.1f} MB in {arguments.format}")
     shown = (f"{name} {d if isinstance(d, str) else f'{d:.2g}'}" for name, d in differences.items())
     print("differences from the checkpoint:", ", ".join(shown))
@@ -115,8 +122,8 @@ def record(folder: Path, differences: Dict[str, Any]) -> None:
     write_config(folder, {**config, "differences": differences})
 
 
-def write(target: Path, arguments: argparse.Namespace) -> Dict[str, Any]:
-    """Writes the folder and compares it with the checkpoint."""
+def write(target: Path, arguments: argparse.Namespace) -> Tuple[Dict[str, Any], Optional[str]]:
+    """Writes the folder and compares it with the checkpoint; also what speaks against the segmentation."""
     from mega_fairseq.export import check, folder
 
     checkpoint, pieces = trained.read(arguments.checkpoint), arguments.sentencepiece_model
@@ -130,7 +137,7 @@ def write(target: Path, arguments: argparse.Namespace) -> Dict[str, Any]:
         task = translation_task(checkpoint, arguments.data)
         take_dictionary(model.encoder, task.source_dictionary, task.cfg.data)
         take_dictionary(model.decoder, task.target_dictionary, task.cfg.data)
-        check_text(task.source_dictionary, pieces)
+        doubt = pieces and check_pieces(pieces, task.source_dictionary, task.target_dictionary)
         documents = separators = None
         if isinstance(task, MegaDocumentTranslationTask):
             separators = task.separators
@@ -142,18 +149,21 @@ def write(target: Path, arguments: argparse.Namespace) -> Dict[str, Any]:
             documents["source_separator"] = separators[0]
         languages = task.cfg.source_lang, task.cfg.target_lang
         folder.write_translation(target, model, arguments.format, pieces, documents, separators, languages)
-        return check.check_translation(target, model, task)
+        return check.check_translation(target, model, task), doubt
     if isinstance(model, MegaLanguageModel):
         data = arguments.data or data_of_training(checkpoint)
         take_dictionary(model.decoder, read_dictionary(Path(data) / "dict.txt"), data)
-        check_text(model.decoder.dictionary, pieces, arguments.bytes)
+        types = model.decoder.dictionary
+        if arguments.bytes:
+            check_bytes(types)
+        doubt = pieces and check_pieces(pieces, types, types)
         folder.write_language_model(target, model, arguments.format, pieces, arguments.bytes)
-        return check.check_language_model(target, model)
+        return check.check_language_model(target, model), doubt
     if pieces is not None:
         raise UserError("is a classifier, whose text is split into types already; leave --sentencepiece-model out")
     classifier = load_classifier(arguments.checkpoint, arguments.data, cpu=True)
     folder.write_classifier(target, classifier, arguments.format)
-    return check.check_classifier(target, classifier)
+    return check.check_classifier(target, classifier), None
 
 
 def translation_task(checkpoint: Checkpoint, data: Optional[str]) -> MegaTranslationTask:
@@ -201,27 +211,41 @@ def read_dictionary(path: Path) -> Dictionary:
         raise UserError(f"needs {path}, which is damaged ({error}); copy it again") from None
 
 
-def check_text(dictionary: Dictionary, pieces: Optional[Path], of_bytes: bool = False) -> None:
-    """Refuses a SentencePiece model, or bytes, unless the types of the training are its pieces.
+def check_bytes(dictionary: Dictionary) -> None:
+    """Refuses bytes if most types of the training are something else."""
+    types = words_of(dictionary)
+    others = len(set(types) - set(map(str, range(256))))
+    if 2 * others > len(types):
+        raise UserError(f"has {len(types):,} types, of which {others:,} are not bytes; leave --bytes out")
 
-    Words that SentencePiece cannot cut, since the model lacks their characters, are types, too. More than FEW others
-    are pieces of another model.
+
+def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional[str]:
+    """Refuses a SentencePiece model if most types of the source are not its pieces; else what speaks against it.
+
+    Words of characters that the model lacks are types of the training, too.
     """
-    foreign = 0
-    if pieces is not None:
-        model = SentencePieceProcessor(model_file=str(pieces))
-        known = set(map(model.id_to_piece, range(len(model))))
-        remedy = f"in {pieces}; give the SentencePiece model of its text"
-    elif of_bytes:
-        known, remedy = set(map(str, range(256))), "bytes; leave --bytes out"
-    else:
-        return
-    types = [name for name in dictionary.symbols[dictionary.nspecial :] if not name.startswith("madeupword")]
-    others = [name for name in types if name not in known]
-    if pieces is not None:
-        foreign = sum(any(character in known for character in name) for name in others)
-    if 2 * len(others) > len(types) or foreign > FEW + len(types) / 50:
-        raise UserError(f"has {len(types):,} types, of which {len(others):,} are not {remedy}")
+    model = SentencePieceProcessor(model_file=str(path))
+    pieces = {model.id_to_piece(n) for n in range(len(model)) if not (model.is_control(n) or model.is_unknown(n))}
+    types = words_of(source)
+    others = set(types) - pieces
+    foreign = sum(any(character in pieces for character in name) for name in others)
+    unused = len(pieces - set(types) - set(words_of(target)))
+    if 2 * foreign > len(types) or 2 * len(others) > len(types) and 2 * unused > len(pieces):
+        raise UserError(
+            f"has {len(types):,} types, of which {len(others):,} are not in {path}; give the SentencePiece model of "
+            "its text"
+        )
+    if foreign <= FEW + len(types) / 50 and unused <= FEW + len(pieces) / 20:
+        return None
+    return (
+        f"{foreign:,} of {len(types):,} types of the source are not in {path}, and {unused:,} of its {len(pieces):,} "
+        "pieces are no types: translations are wrong if it is not the SentencePiece model of the training text"
+    )
+
+
+def words_of(dictionary: Dictionary) -> List[str]:
+    """The types without special ones and fillers."""
+    return [name for name in dictionary.symbols[dictionary.nspecial :] if not name.startswith("madeupword")]
 
 
 def take_dictionary(stack: nn.Module, dictionary: Dictionary, data: str) -> None:

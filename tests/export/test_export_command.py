@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -15,7 +16,7 @@ from fairseq.data import Dictionary
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.classify import load as load_classifier
-from mega_fairseq.cli.export import alone_in, check_text
+from mega_fairseq.cli.export import alone_in, check_pieces
 from mega_fairseq.export import folder as folders
 from mega_fairseq.models import MegaTransformerModel
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
@@ -33,7 +34,6 @@ from tests.helpers.commands import (
     translations,
 )
 from tests.helpers.exported import assert_same
-from tests.helpers.page import CHAPTER
 from tests.helpers.pieces import few_pieces
 from tests.helpers.pieces import pieces_model as pieces_of_chapters
 
@@ -154,17 +154,30 @@ def test_text_of_another_kind_or_segmentation_is_refused(refuses, pieces_model, 
     refuses("export", trained.last, tmp_path / "model", "--data", trained.data, *text, words=words)
 
 
-def test_pieces_of_another_model_are_refused(tmp_path):
-    """Words of characters that no piece has are types of the training, too."""
-    pieces = pieces_of_chapters(tmp_path).rename(tmp_path / "right.model")
-    others = pieces_of_chapters(tmp_path, CHAPTER.read_text(), vocab_size=200)
-    model = Pieces(pieces).model
+def types_of(pieces, *others):
     types = Dictionary()
-    for word in [*map(model.id_to_piece, range(3, len(model))), *"\u6c34\u706b\u6728\u91d1", "\u571f\u6708"]:
+    for word in [*map(pieces.id_to_piece, range(3, len(pieces))), *others]:
         types.add_symbol(word)
-    check_text(types, pieces)
-    with pytest.raises(UserError, match="302 types, of which .* give the SentencePiece model of its text"):
-        check_text(types, others)
+    return types
+
+
+def test_pieces_of_another_model_are_doubted(tmp_path):
+    """Words of characters that no piece has are types of the training, too."""
+    paths = {size: pieces_of_chapters(tmp_path / f"{size}", vocab_size=size) for size in (200, 300, 340)}
+    right = types_of(Pieces(paths[300]).model, *"\u6c34\u706b\u6728\u91d1", "\u571f\u6708")
+    assert check_pieces(paths[300], right, right) is None
+    many = types_of(Pieces(paths[300]).model, *map(chr, range(0x4E00, 0x5000)))
+    assert check_pieces(paths[300], many, many) is None
+    assert re.search("of 302 types .* are not in", check_pieces(paths[200], right, right))
+    assert re.search("of its 337 pieces are no types", check_pieces(paths[340], right, right))
+    source = types_of(Pieces(paths[200]).model)
+    assert re.search("of its 297 pieces", check_pieces(paths[300], source, source))
+    assert "0 of its" in check_pieces(paths[300], types_of(Pieces(paths[340]).model), right)
+    words = Dictionary()
+    words.add_symbol("\u6c34\u706b")
+    for other in (words, types_of(Pieces(few_pieces(tmp_path)).model, *(f"{number}der" for number in range(99)))):
+        with pytest.raises(UserError, match="types, of which .* give the SentencePiece model of its text"):
+            check_pieces(paths[300], other, other)
 
 
 def test_bytes_are_for_language_models(translation, refuses, tmp_path):

@@ -14,6 +14,7 @@ FEW_WORDS = "der Haus ist dem Hase\nder Hase ist dem Haus der Hase\n" * 50
 
 def pieces_model(folder: Path, text: str = CHAPTERS + LAUGHTER, **options: Any) -> Path:
     """A model of 300 pieces, or with other options of SentencePiece."""
+    folder.mkdir(exist_ok=True)
     given, model = folder / "text", folder / "pieces"
     given.write_text(text)
     options = {"vocab_size": 300, "minloglevel": 2, **options}
