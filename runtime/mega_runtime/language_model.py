@@ -127,6 +127,8 @@ class LanguageModel:
         if isinstance(stop, str):
             raise TypeError("stop is a single text; give a list of texts")
         stop = list(stop)
+        for each in stop:
+            check_text(each, "a stop string")
         if "" in stop:
             raise ValueError("a stop string is empty and would end any text at once; leave it out")
         given, held, ends = self.encode(text), "", max(map(len, stop), default=0)
@@ -135,14 +137,15 @@ class LanguageModel:
             if token == self.special.eos:
                 break
             held += growing.add(token)
-            found = [place for place in (held.find(each) for each in stop) if place >= 0]
+            found = [place for place in map(held.find, stop) if place >= 0]
             if found:
                 yield held[: min(found)]
                 return
             safe = max(0, len(held) - max(0, ends - 1))  # the rest may be the beginning of a stop string
             yield held[:safe]
             held = held[safe:]
-        yield held + growing.open
+        held += growing.open
+        yield held[: min((place for place in map(held.find, stop) if place >= 0), default=len(held))]
 
     def sample(
         self, tokens: Sequence[int], max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -143,6 +143,8 @@ class Translator:
     def translate_documents(self, documents: Iterable[Sequence[str]], **options: Any) -> List[List[str]]:
         """Translates documents, lists of lines; each has as many lines as before, and blank ones stay blank."""
         documents = list(documents)
+        for document in documents:
+            _check_document(document)
         found = [[""] * len(document) for document in documents]
         for number, line, text in self.stream_documents(documents, **options):
             found[number][line] = text
@@ -157,8 +159,7 @@ class Translator:
         def sources() -> Iterator[Tuple[Tuple[int, List[int]], List[int]]]:
             line = 0  # in all documents, for errors
             for number, document in enumerate(documents):
-                if isinstance(document, str):
-                    raise TypeError("a document is a single text; give a list of documents, each a list of lines")
+                _check_document(document)
                 encoded = [self.encode(text, f"line {line + n:,}") for n, text in enumerate(document, 1)]
                 line += len(document)
                 filled = [n for n, tokens in enumerate(encoded) if len(tokens) > 1]
@@ -324,6 +325,13 @@ class Translator:
             return {**inputs, "source_mask": np.where(real, np.float32(0.0), MASKED)[:, None]}, None
         numbers = np.zeros((len(tokens), beams, tokens.shape[1]), np.int64)
         return {**inputs, "source_places": numbers}, Places(tokens, real, self.config["places"], beams)
+
+
+def _check_document(document: Any) -> None:
+    if isinstance(document, str):
+        raise TypeError("a document is a single text; give a list of documents, each a list of lines")
+    if not isinstance(document, Collection):
+        raise TypeError(f"a document is of type {type(document).__name__}; give a list of lines")
 
 
 def ready(given: Iterable[Any], sources: Iterator[Any]) -> Iterator[Any]:

@@ -222,6 +222,7 @@ def test_documents_are_translated_window_by_window_in_any_batches(monkeypatch):
     for number, line, text in model.stream_documents(texts):
         streamed[number][line] = text
     assert streamed == found
+    assert model.translate_documents([np.array(lines) for lines in texts]) == found
 
 
 @pytest.mark.parametrize(
@@ -230,6 +231,7 @@ def test_documents_are_translated_window_by_window_in_any_batches(monkeypatch):
         ("w1 w2", TypeError, "list of documents"),
         (["w1 w2", "w3"], TypeError, "list of documents"),
         ([["w1"], ["w2", "w1 <sep> w3"]], ValueError, "line 3 has <sep>"),
+        ([["w1"], None], TypeError, "a document is of type NoneType; give a list of lines"),
         ([[b"w1"]], TypeError, "line 1 is of type bytes"),
         ([["w1"], ["w2", "w1 " * 500]], ValueError, "line 3 has 501 tokens and the model reads 400"),
     ],

@@ -92,6 +92,11 @@ def test_a_stop_string_that_is_empty_is_refused():
         language()[1].continue_text("w1", stop=".")
 
 
+def test_a_stop_string_is_text():
+    with pytest.raises(TypeError, match="a stop string is of type int; give str"):
+        language()[1].continue_text("w1", stop=[1])
+
+
 def test_stop_strings_may_be_any_iterable():
     model, options = language()[1], {"max_tokens": 60, "seed": 3}
     ended = model.continue_text("w1", stop=["w2", "w3"], **options)
@@ -210,6 +215,8 @@ def test_bytes_that_are_no_character_are_marked(of_bytes, monkeypatch):
 def test_a_text_that_may_be_the_beginning_of_a_stop_is_held_back(of_bytes, monkeypatch):
     assert streamed(of_bytes, monkeypatch, "", b"ababc", stop=["abc"]) == ["", "", "a", "b", ""]
     assert "".join(streamed(of_bytes, monkeypatch, "", b"abab", stop=["abc"])) == "abab"
+    for stop in (["\ufffd"], ["b\ufffd", "\ufffd"]):
+        assert "".join(streamed(of_bytes, monkeypatch, "", b"ab\xe2", stop=stop)) == "ab"[: 3 - len(stop[0])]
 
 
 def test_a_drawn_text_of_bytes_is_the_same_in_parts(of_bytes):
