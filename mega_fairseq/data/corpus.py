@@ -34,7 +34,8 @@ class Corpus:
         """Load `path`.bin and `path`.idx, and with `combine` also the parts `path`1, `path`2, ..."""
         if not MMapIndexedDataset.exists(path):
             raise FileNotFoundError(
-                f"there is no {path}.bin and {path}.idx; give the folder that fairseq-preprocess wrote (--destdir)"
+                f"there is no {path}.bin and {path}.idx; give the folder that fairseq-preprocess wrote (--destdir), "
+                "and one split of it"
             )
         parts, lines = [], []
         for name in part_paths(path, combine, MMapIndexedDataset.exists):
