@@ -6,7 +6,7 @@ const SPACE = "\u2581"; // SentencePiece's
 const BLANKS = /[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/; // those of Python
 const AT_ENDS = new RegExp(`^${BLANKS.source}|${BLANKS.source}$`, "g");
 
-export const endsInBlank = (text) => new RegExp(`${BLANKS.source}$`).test(text);
+export const endsInBlank = (text) => BLANKS.test(text.slice(-1));
 export const strippedAtStart = (text) => text.replace(new RegExp(`^${BLANKS.source}`), "");
 export const stripped = (text) => text.replace(AT_ENDS, "");
 const words = (text) => stripped(text).split(BLANKS).filter((word) => word !== "");
@@ -54,7 +54,7 @@ class Bytes {
 
     /** Types that are not numbers and bytes that are not UTF-8 become replacement characters. */
     join(types) {
-        const bytes = types.map((type) => (/^\d+$/.test(type) ? Number(type) : 0xff));
+        const bytes = types.map((type) => (/^\d+$/.test(type) && Number(type) < 256 ? Number(type) : 0xff));
         return new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes));
     }
 }

@@ -28,7 +28,7 @@ from mega_fairseq.tasks.mega_document_translation import MegaDocumentTranslation
 from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
 
 UNFINISHED = ".unfinished"
-FEW = 3  # types or pieces
+FEW = 3  # types
 NEEDED = {"onnx": "pip install onnx", "mega_runtime": "in a clone of this repository, pip install ./runtime"}
 
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"{target} exists{add} give the name of a new folder")
     try:
         pieces is None or SentencePieceProcessor().load(pieces)
-    except (OSError, RuntimeError, ValueError):
+    except (OSError, RuntimeError, TypeError, ValueError):  # TypeError: of a name that is not UTF-8
         raise UserError(
             f"--sentencepiece-model is {pieces or 'empty'}, which is not a SentencePiece model; give its path"
         ) from None
@@ -222,10 +222,12 @@ def check_bytes(dictionary: Dictionary) -> None:
 def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional[str]:
     """Refuses a SentencePiece model if most types of the source are not its pieces; else what speaks against it.
 
-    Words of characters that the model lacks are types of the training, too.
+    Words of characters that the model lacks are types of the training, too. Some pieces occur in no text, such as those
+    that BPE always merges with others, but more than half only of a larger model.
     """
     model = SentencePieceProcessor(model_file=str(path))
-    pieces = {model.id_to_piece(n) for n in range(len(model)) if not (model.is_control(n) or model.is_unknown(n))}
+    special = (model.is_control, model.is_unknown, model.is_unused, model.is_byte)
+    pieces = {model.id_to_piece(n) for n in range(len(model)) if not any(is_kind(n) for is_kind in special)}
     types = words_of(source)
     others = set(types) - pieces
     foreign = sum(any(character in pieces for character in name) for name in others)
@@ -235,11 +237,11 @@ def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional
             f"has {len(types):,} types, of which {len(others):,} are not in {path}; give the SentencePiece model of "
             "its text"
         )
-    if foreign <= FEW + len(types) / 50 and unused <= FEW + len(pieces) / 20:
+    if foreign <= FEW + len(types) / 50 and 2 * unused <= len(pieces):
         return None
     return (
-        f"{foreign:,} of {len(types):,} types of the source are not in {path}, and {unused:,} of its {len(pieces):,} "
-        "pieces are no types: translations are wrong if it is not the SentencePiece model of the training text"
+        f"{foreign:,} of {len(types):,} types of the text are not in {path}, and {unused:,} of its {len(pieces):,} "
+        "pieces are no types: the output is wrong if it is not the SentencePiece model of the training text"
     )
 
 

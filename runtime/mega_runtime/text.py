@@ -52,8 +52,8 @@ class Bytes:
         return [str(number) for number in text.encode()]
 
     def join(self, types: Sequence[str]) -> str:
-        """Types that are not numbers and bytes that are not UTF-8 become replacement characters."""
-        return bytes(int(n) if n.isdigit() else 0xFF for n in types).decode(errors="replace")
+        """Types that are no bytes and bytes that are not UTF-8 become replacement characters."""
+        return bytes(int(n) if n.isdigit() and int(n) < 256 else 0xFF for n in types).decode(errors="replace")
 
 
 def segmenter(folder: Folder, segmented: bool) -> Any:
