@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -267,12 +268,13 @@ def test_a_reader_that_stops_ends_the_command_quietly(outside):
 
 
 def test_closed_streams_do_not_matter(outside):
+    python = shlex.quote(sys.executable)
     (outside["cwd"] / "given").write_text("w1 w2\n")
     for streams in ("< given 2>&-", "--input given <&-"):
-        words = f"{sys.executable} -m mega_runtime translate {folder()} {streams}"
+        words = f"{python} -m mega_runtime translate {folder()} {streams}"
         ran = subprocess.run(words, shell=True, stdout=subprocess.PIPE, timeout=60, **outside)
         assert (ran.returncode, ran.stdout.decode()) == (0, model().translate(["w1 w2"])[0].text + "\n")
-    words = f"{sys.executable} -m mega_runtime translate {folder()} < given >&-"
+    words = f"{python} -m mega_runtime translate {folder()} < given >&-"
     ran = subprocess.run(words, shell=True, stderr=subprocess.PIPE, timeout=60, **outside)
     assert (ran.returncode, ran.stderr) == (1, b"mega-runtime: standard output is closed\n")
 

@@ -123,5 +123,7 @@ def options_of_the_card():
     """How the card continues the training."""
     text = (PRETRAINED / "bible-en-de/README.md").read_text()
     (words,) = re.findall(r"fairseq-train data (.*?)\n```", text, re.DOTALL)
-    words = words.replace("\\\n", "").replace('"$(mega-fairseq user-dir)"', str(ROOT / "mega_fairseq"))
-    return [*shlex.split(words.replace("pretrained/", f"{PRETRAINED}/")), *CPU, "--log-format=json", "--num-workers=0"]
+    words = shlex.split(words.replace("\\\n", ""))
+    for old, new in (("$(mega-fairseq user-dir)", ROOT / "mega_fairseq"), ("pretrained/", f"{PRETRAINED}/")):
+        words = [word.replace(old, str(new)) for word in words]
+    return [*words, *CPU, "--log-format=json", "--num-workers=0"]
