@@ -107,7 +107,7 @@ class MegaGenerator(SequenceGenerator):
         if not isinstance(getattr(self.model.single_model, "decoder", None), MegaDecoder):
             return f"models like {type(self.model.single_model).__name__}"
         missing = {
-            "--prefix-size": prefix_tokens is not None,
+            "prefixes (--prefix-size, or text to continue)": prefix_tokens is not None,
             "--constraints": constraints is not None,
             "--match-source-len": self.match_source_len,
             "--no-repeat-ngram-size": self.repeat_ngram_blocker is not None,
