@@ -9,6 +9,7 @@ from mega_runtime.folder import Folder
 
 logger = logging.getLogger(__name__)
 SPACE = "\u2581"  # SentencePiece's
+MANY = 20  # unknown pieces, of which some are in any text
 
 
 def check_text(text: Any, name: str) -> None:
@@ -53,7 +54,9 @@ class Bytes:
 
     def join(self, types: Sequence[str]) -> str:
         """Types that are no bytes and bytes that are not UTF-8 become replacement characters."""
-        return bytes(int(n) if n.isdigit() and int(n) < 256 else 0xFF for n in types).decode(errors="replace")
+        return bytes(int(n) if n.isascii() and n.isdigit() and int(n) < 256 else 0xFF for n in types).decode(
+            errors="replace"
+        )
 
 
 def segmenter(folder: Folder, segmented: bool) -> Any:
@@ -69,19 +72,23 @@ class Types:
 
     def __init__(self, types: Sequence[str], unk: int, pad: int):
         self.types, self.unk, self.pad, self.warned = list(types), unk, pad, False
+        self.read, self.unknown = 0, 0  # pieces of all texts
         self.numbers = {name: number for number, name in enumerate(self.types)}
 
     def encode(self, types: Sequence[str], name: str = "the text") -> List[int]:
-        """Numbers of types, with a warning of the first text that is mostly unknown."""
+        """Numbers of types, with a warning if most pieces of a text are unknown, or a tenth of all pieces so far."""
         numbers = [self.numbers.get(each, self.unk) for each in types]
         if self.pad in numbers:  # training masks pads
             raise ValueError(f"{name} has the word {self.types[self.pad]}; remove it")
         unknown = numbers.count(self.unk)
-        if unknown and 2 * unknown >= len(numbers) and not self.warned:
+        self.read, self.unknown = self.read + len(numbers), self.unknown + unknown
+        of_all = self.unknown >= MANY and 10 * self.unknown >= self.read
+        if (of_all or unknown and 2 * unknown >= len(numbers)) and not self.warned:
             self.warned = True
+            count, read, where = (self.unknown, self.read, "the texts") if of_all else (unknown, len(numbers), "a text")
             logger.warning(
-                f"{unknown:,} of {len(numbers):,} pieces of a text are unknown to the model, so the answer is a guess; "
-                "give text in the language of the training, and segmented text only if it was segmented"
+                f"{count:,} of {read:,} pieces of {where} are unknown to the model, so the answer is a guess; give "
+                "text in the language of the training, split by its SentencePiece model, or segmented as there"
             )
         return numbers
 

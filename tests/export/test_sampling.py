@@ -210,7 +210,7 @@ def test_bytes_that_are_no_character_are_marked(of_bytes, monkeypatch):
     for written in (b"a\xe2\x82", b"\xff\xfe", b"a\x82b", "\u20ac".encode()[:2] + b"a"):
         parts = streamed(of_bytes, monkeypatch, "\u20ac", written)
         assert "".join(parts) == written.decode(errors="replace")
-    assert of_bytes.segmented.join(["97", "<unk>", "256"]) == "a\ufffd\ufffd"
+    assert of_bytes.segmented.join(["97", "<unk>", "256", "\u00b2"]) == "a\ufffd\ufffd\ufffd"
 
 
 def test_a_text_that_may_be_the_beginning_of_a_stop_is_held_back(of_bytes, monkeypatch):

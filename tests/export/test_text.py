@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mega_fairseq.data.byte_numbers import ByteNumbers
 from mega_fairseq.export.folder import write_translation
 from mega_runtime import Translator
-from mega_runtime.text import Bytes, Pieces, Words, sentences
+from mega_runtime.text import Bytes, Pieces, Types, Words, sentences
 from mega_runtime.translator import in_order
 from tests.helpers.exported import CHUNKS, SEARCHED, language, new_folder, ours, translation
 from tests.helpers.profiles import examples
@@ -50,6 +50,16 @@ def test_types_that_are_not_known_are_unknown():
     types = translation()[1].source
     assert types.encode(["w1", "other", "w35", "</s>"]) == [5, 3, 39, 2]
     assert types.decode([5, 3, 39]) == ["w1", "<unk>", "w35"]
+
+
+def test_many_unknown_pieces_of_all_texts_are_told_once(caplog):
+    """As with a SentencePiece model of another training, where few pieces of each text are unknown."""
+    for rate, expected in ((11, 0), (9, 1)):
+        types = Types(["<s>", "<pad>", "</s>", "<unk>", "w1"], 3, 1)
+        caplog.clear()
+        for _ in range(60):
+            types.encode(["other", *["w1"] * rate])
+        assert [record.getMessage()[:20] for record in caplog.records] == ["20 of 200 pieces of "] * expected
 
 
 @pytest.mark.parametrize(
