@@ -227,9 +227,10 @@ def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional
     """
     model = SentencePieceProcessor(model_file=str(path))
     special = (model.is_control, model.is_unknown, model.is_unused, model.is_byte)
+    known = {model.id_to_piece(n) for n in range(len(model))}
     pieces = {model.id_to_piece(n) for n in range(len(model)) if not any(is_kind(n) for is_kind in special)}
     types = words_of(source)
-    others = set(types) - pieces
+    others = set(types) - known
     foreign = sum(any(character in pieces for character in name) for name in others)
     unused = len(pieces - set(types) - set(words_of(target)))
     if 2 * foreign > len(types) or 2 * len(others) > len(types) and 2 * unused > len(pieces):

@@ -174,6 +174,9 @@ def test_pieces_of_another_model_are_doubted(tmp_path):
     half = types_of(Pieces(paths[300]).model, *map(str, range(99)))
     half.symbols = half.symbols[:100] + half.symbols[200:]
     assert check_pieces(paths[300], right, half) is check_pieces(paths[300], half, right) is None
+    in_bytes = pieces_of_chapters(tmp_path / "bytes", vocab_size=400, byte_fallback=True)
+    with_bytes = types_of(Pieces(in_bytes).model)
+    assert check_pieces(in_bytes, with_bytes, with_bytes) is None
     assert "0 of its" in check_pieces(paths[300], types_of(Pieces(paths[340]).model), right)
     words = Dictionary()
     words.add_symbol("\u6c34\u706b")
