@@ -12,6 +12,7 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from statistics import fmean
 from typing import Dict, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
@@ -21,13 +22,13 @@ import torch
 from fairseq import checkpoint_utils
 
 from benchmarks.measure import Meter, Row, main
+from benchmarks.quality_documents import Line, encoded
 from mega_fairseq.documents import SEPARATOR, document_borders
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL, BIBLE = ROOT / "pretrained/bible-en-de", ROOT / "examples/wmt16_en_de/bible"
 TOKENS = 1024  # of a window, as in training
 PRONOUNS = {f"▁{word}" for word in ("er", "sie", "es", "ihn", "ihm", "ihr", "Er", "Sie", "Es", "Ihn", "Ihm", "Ihr")}
-Line = Tuple[str, str]  # pieces in English and German
 
 
 def context(meter: Meter) -> Iterator[Row]:
@@ -43,7 +44,7 @@ def context(meter: Meter) -> Iterator[Row]:
                 for name, lines in earlier.items():
                     found[name] += bits.of_last([*lines, window[number]])
     for case, kept in (("all pieces", None), ("pronouns", PRONOUNS)):
-        yield case, {name: mean([x for piece, x in each if not kept or piece in kept]) for name, each in found.items()}
+        yield case, {name: fmean([x for piece, x in each if not kept or piece in kept]) for name, each in found.items()}
 
 
 def test_set() -> List[List[Line]]:
@@ -55,7 +56,7 @@ def test_set() -> List[List[Line]]:
             files.update({Path(member.name).name: tar.extractfile(member).read().decode() for member in members})
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(MODEL / "pieces.model"))
     texts = (files[f"test.{language}"].splitlines() for language in ("en", "de"))
-    lines = list(zip(*([" ".join(pieces.encode(line, out_type=str)) for line in text] for text in texts)))
+    lines = encoded(pieces, list(zip(*texts)))
     borders = document_borders(files["test.docs"].splitlines(), "test.docs")
     return [lines[start:end] for start, end in zip(borders, borders[1:])]
 
@@ -107,10 +108,6 @@ class Bits:
         bits = -scores[0].log_softmax(-1).gather(-1, target[:, None])[:, 0] / math.log(2)  # (target tokens)
         pieces = lines[-1][1].split()
         return list(zip(pieces, bits[-1 - len(pieces) : -1].tolist()))
-
-
-def mean(numbers: List[float]) -> float:
-    return sum(numbers) / len(numbers)
 
 
 if __name__ == "__main__":
