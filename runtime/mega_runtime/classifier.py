@@ -5,7 +5,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
 
 import numpy as np
 
-from mega_runtime.folder import Folder, check_count
+from mega_runtime.folder import Folder, check_count, check_finite
 from mega_runtime.text import Types, check_text
 from mega_runtime.translator import padded
 
@@ -47,10 +47,9 @@ class Classifier:
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             for row, probabilities in zip(batch, self._probabilities([rows[row] for row in batch])):
-                if not np.isfinite(probabilities).all():
-                    if self.types is not None:
-                        raise FloatingPointError("the model gives probabilities that are not numbers; export it again")
+                if self.types is None and not np.isfinite(probabilities).all():
                     raise ValueError(f"the probabilities of input {row + 1} are not numbers; its values are too large")
+                check_finite(probabilities)
                 best = int(probabilities.argmax())
                 by_label = dict(zip(self.labels, probabilities.tolist()))
                 found[row] = Prediction(self.labels[best], float(probabilities[best]), by_label)

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import time
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, Iterable, Iterator, List, Optional, Sequence
 
@@ -190,13 +191,20 @@ def run_continue(args: argparse.Namespace) -> None:
     sys.stdout.write("\n")
 
 
+@contextmanager
+def errors_of(line: int) -> Iterator[None]:
+    """Names the line of an error."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"line {line:,}: {error}") from None
+
+
 def run_score(args: argparse.Namespace) -> None:
     model = LanguageModel(args.folder, args.threads)
     for number, line in enumerate(read_lines(args.input), 1):
-        try:
+        with errors_of(number):
             score = model.score(line)
-        except ValueError as error:
-            raise ValueError(f"line {number:,}: {error}") from None
         print(f"{score.bits:.4f}\t{len(score.pieces)}", flush=True)
 
 
@@ -207,10 +215,8 @@ def run_classify(args: argparse.Namespace) -> None:
             print(flush=True)
             continue
         line = line[:-1] if line.endswith("\r") else line  # as in the training's files
-        try:
+        with errors_of(number):
             (prediction,) = model.predict([parsed(model, line)])
-        except ValueError as error:
-            raise ValueError(f"line {number:,}: {error}") from None
         print(f"{prediction.label}\t{prediction.probability:.4f}", flush=True)
 
 

@@ -23,6 +23,11 @@ def check_count(name: str, value: Any, most: int = LARGEST) -> None:
         raise ValueError(f"{name} is {value!r}; give a whole number from 1 to {most:,}")
 
 
+def check_finite(scores: np.ndarray) -> None:
+    if not np.isfinite(scores).all():
+        raise FloatingPointError("the model gives probabilities that are not numbers; export it again")
+
+
 class Folder:
     """An exported model of this kind, or of any.
 

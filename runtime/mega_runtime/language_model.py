@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime
 
 from mega_runtime.decoder import Decoder, TextState
-from mega_runtime.folder import Folder
+from mega_runtime.folder import Folder, check_finite
 from mega_runtime.search import Special
 from mega_runtime.text import Types, check_text, segmenter
 
@@ -137,15 +137,16 @@ class LanguageModel:
             if token == self.special.eos:
                 break
             held += growing.add(token)
-            found = [place for place in map(held.find, stop) if place >= 0]
-            if found:
-                yield held[: min(found)]
+            before = before_stop(held, stop)
+            if before is not None:
+                yield before
                 return
             safe = max(0, len(held) - max(0, ends - 1))  # the rest may be the beginning of a stop string
             yield held[:safe]
             held = held[safe:]
         held += growing.open
-        yield held[: min((place for place in map(held.find, stop) if place >= 0), default=len(held))]
+        before = before_stop(held, stop)
+        yield held if before is None else before
 
     def sample(
         self, tokens: Sequence[int], max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
@@ -205,12 +206,17 @@ class Growing:
         return found
 
 
+def before_stop(text: str, stop: List[str]) -> Optional[str]:
+    """What stands before the first of these strings, if the text has one."""
+    places = [place for place in map(text.find, stop) if place >= 0]
+    return text[: min(places)] if places else None
+
+
 def chosen(
     log_probs: np.ndarray, pad: int, temperature: float, top_k: int, top_p: float, random: np.random.Generator
 ) -> int:
     """A token drawn from log-probabilities (V,)."""
-    if not np.isfinite(log_probs).all():
-        raise FloatingPointError("the model gives probabilities that are not numbers; export it again")
+    check_finite(log_probs)
     scores = log_probs.astype(np.float64)
     scores[pad] = -np.inf
     if temperature == 0:

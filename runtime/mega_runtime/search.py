@@ -13,7 +13,7 @@ from typing import List, NamedTuple, Optional
 import numpy as np
 
 from mega_runtime.decoder import Candidates
-from mega_runtime.folder import LARGEST
+from mega_runtime.folder import LARGEST, check_finite
 from mega_runtime.lines import LineRules
 
 NEVER = np.float32(-np.inf)
@@ -95,8 +95,7 @@ class Search:
 
     def step(self, found: Candidates) -> np.ndarray:
         """Chooses the next tokens; returns which sentences, of those in the search, are not done."""
-        if not np.isfinite(found.top[:, 0]).all():
-            raise FloatingPointError("the model gives probabilities that are not numbers; export it again")
+        check_finite(found.top[:, 0])
         beams, first, last = self.options.beam, self.number == 0, self.number >= self.longest  # (S,)
         sentences = len(self.tokens)
         types = np.concatenate([found.types, np.broadcast_to(self.special.asked, found.special.shape)], 1)
