@@ -28,7 +28,7 @@ from mega_fairseq.tasks.mega_document_translation import MegaDocumentTranslation
 from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
 
 UNFINISHED = ".unfinished"
-FEW = 3  # types
+FEW, MANY = 3, 20  # types
 NEEDED = {"onnx": "pip install onnx", "mega_runtime": "in a clone of this repository, pip install ./runtime"}
 
 
@@ -49,7 +49,9 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"{target} exists{add} give the name of a new folder")
     try:
         pieces is None or SentencePieceProcessor().load(pieces)
-    except (OSError, RuntimeError, TypeError, ValueError):  # TypeError: of a name that is not UTF-8
+    except TypeError:
+        raise UserError(f"the name of {pieces!r} is not UTF-8, which SentencePiece needs; rename it") from None
+    except (OSError, RuntimeError, ValueError):
         raise UserError(
             f"--sentencepiece-model is {pieces or 'empty'}, which is not a SentencePiece model; give its path"
         ) from None
@@ -212,10 +214,10 @@ def read_dictionary(path: Path) -> Dictionary:
 
 
 def check_bytes(dictionary: Dictionary) -> None:
-    """Refuses bytes if most types of the training are something else."""
+    """Refuses bytes if some types of the training are something else."""
     types = words_of(dictionary)
     others = len(set(types) - set(map(str, range(256))))
-    if 2 * others > len(types):
+    if others > FEW:
         raise UserError(f"has {len(types):,} types, of which {others:,} are not bytes; leave --bytes out")
 
 
@@ -223,26 +225,29 @@ def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional
     """Refuses a SentencePiece model if most types of the source are not its pieces; else what speaks against it.
 
     Words of characters that the model lacks are types of the training, too. Some pieces occur in no text, such as those
-    that BPE always merges with others, but more than half only of a larger model.
+    that BPE always merges with others, but more than half, or nearly all of the last ones, only of a larger model.
     """
     model = SentencePieceProcessor(model_file=str(path))
     special = (model.is_control, model.is_unknown, model.is_unused, model.is_byte)
     known = {model.id_to_piece(n) for n in range(len(model))}
-    pieces = {model.id_to_piece(n) for n in range(len(model)) if not any(is_kind(n) for is_kind in special)}
+    pieces = [model.id_to_piece(n) for n in range(len(model)) if not any(is_kind(n) for is_kind in special)]
     types = words_of(source)
-    others = set(types) - known
-    foreign = sum(any(character in pieces for character in name) for name in others)
-    unused = len(pieces - set(types) - set(words_of(target)))
-    if 2 * foreign > len(types) or 2 * len(others) > len(types) and 2 * unused > len(pieces):
+    others, characters = set(types) - known, set(pieces)
+    foreign = sum(any(character in characters for character in name) for name in others)
+    unused = set(pieces) - set(types) - set(words_of(target))
+    merged = [piece for piece in pieces if len(piece) > 1]
+    last = merged[-max(MANY, len(merged) // 20) :]
+    larger = 2 * len(unused) > len(pieces) or sum(piece in unused for piece in last) > 0.95 * len(last)
+    if 2 * foreign > len(types) or 2 * len(others) > len(types) and 2 * len(unused) > len(pieces):
         raise UserError(
             f"has {len(types):,} types, of which {len(others):,} are not in {path}; give the SentencePiece model of "
             "its text"
         )
-    if foreign <= FEW + len(types) / 50 and 2 * unused <= len(pieces):
+    if foreign <= FEW + len(types) / 50 and not larger:
         return None
     return (
-        f"{foreign:,} of {len(types):,} types of the text are not in {path}, and {unused:,} of its {len(pieces):,} "
-        "pieces are no types: the output is wrong if it is not the SentencePiece model of the training text"
+        f"{foreign:,} of {len(types):,} types of the text are not in {path}, and {len(unused):,} of its "
+        f"{len(pieces):,} pieces are no types: the output is wrong unless it is the SentencePiece model of the training"
     )
 
 

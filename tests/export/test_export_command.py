@@ -16,7 +16,7 @@ from fairseq.data import Dictionary
 
 from mega_fairseq.cli import UserError
 from mega_fairseq.cli.classify import load as load_classifier
-from mega_fairseq.cli.export import alone_in, check_pieces
+from mega_fairseq.cli.export import alone_in, check_bytes, check_pieces
 from mega_fairseq.export import folder as folders
 from mega_fairseq.models import MegaTransformerModel
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
@@ -146,6 +146,14 @@ def test_segmentation_is_exported_and_languages_that_the_training_found_by_names
     )
 
 
+def test_zeros_before_the_numbers_of_bytes_are_refused(refuses, tmp_path):
+    types = Dictionary()
+    for number in range(256):
+        types.add_symbol(f"{number:03}")
+    with pytest.raises(UserError, match="256 types, of which 100 are not bytes; leave --bytes out"):
+        check_bytes(types)
+
+
 @pytest.mark.parametrize("of_bytes", [True, False])
 def test_text_of_another_kind_or_segmentation_is_refused(refuses, pieces_model, tmp_path, of_bytes):
     trained = commands.trained("softmax")
@@ -163,7 +171,7 @@ def types_of(pieces, *others):
 
 def test_pieces_of_another_model_are_doubted(tmp_path):
     """Words of characters that no piece has are types of the training, too."""
-    paths = {size: pieces_of_chapters(tmp_path / f"{size}", vocab_size=size) for size in (150, 300, 340)}
+    paths = {size: pieces_of_chapters(tmp_path / f"{size}", vocab_size=size) for size in (150, 200, 300, 340)}
     right = types_of(Pieces(paths[300]).model, *"\u6c34\u706b\u6728\u91d1", "\u571f\u6708")
     assert check_pieces(paths[300], right, right) is None
     many = types_of(Pieces(paths[300]).model, *map(chr, range(0x4E00, 0x5000)))
@@ -171,6 +179,7 @@ def test_pieces_of_another_model_are_doubted(tmp_path):
     assert re.search("of 302 types .* are not in", check_pieces(paths[150], right, right))
     source = types_of(Pieces(paths[150]).model)
     assert re.search("of its 297 pieces are no types", check_pieces(paths[300], source, source))
+    assert re.search("of its 197 pieces are no types", check_pieces(paths[200], source, source))
     half = types_of(Pieces(paths[300]).model, *map(str, range(99)))
     half.symbols = half.symbols[:100] + half.symbols[200:]
     assert check_pieces(paths[300], right, half) is check_pieces(paths[300], half, right) is None
