@@ -18,6 +18,7 @@ from mega_runtime.text import Sentence, Types, check_text, segmenter, sentences
 BOS = "<s>"  # which fairseq leaves out of texts
 BLANK = [Hypothesis([2], 0.0)]  # of a source without tokens; the last token, eos, is never read
 LOOK = 8  # steps from one look for lines that can no longer change to the next
+LEAST = 16  # tokens that a sentence counts for in a batch: the scores of its next token take memory at any length
 LEAVING = 8  # sentences that are done leave a batch when they are more than one in so many
 
 
@@ -220,7 +221,7 @@ class Translator:
             start = 0
             while start < len(window):
                 stop = start + 1
-                while stop < len(window) and (stop + 1 - start) * len(window[stop][1]) <= self.batch_tokens:
+                while stop < len(window) and (stop + 1 - start) * max(LEAST, len(window[stop][1])) <= self.batch_tokens:
                     stop += 1
                 keys, batch = map(list, zip(*window[start:stop]))
                 yield keys, batch
