@@ -129,10 +129,14 @@ class Growing {
         const tokens = [...this.near, ...this.newest];
         this.open = this.model.text(tokens).slice(this.before.length);
         if (this.blank) this.open = strippedAtStart(this.open);
-        if (this.open === "" || this.open.endsWith("\ufffd")) return ""; // bytes of an unfinished character
-        const found = this.open;
-        Object.assign(this, { near: tokens.slice(-NEAR), newest: [], open: "", blank: false });
-        this.before = this.model.text(this.near);
+        const unfinished = this.open.endsWith("\ufffd"); // bytes of a character
+        const found = unfinished ? this.open.slice(0, -1) : this.open;
+        if (found !== "") {
+            const open = this.open.slice(found.length);
+            Object.assign(this, { near: tokens.slice(-NEAR), newest: [], open, blank: false });
+            const near = this.model.text(this.near);
+            this.before = unfinished ? near.slice(0, -1) : near;
+        }
         return found;
     }
 }

@@ -30,8 +30,9 @@ export class Pieces {
             this.scores.set(decoder.decode(piece.get(1)[0]), piece.get(2)?.[0] ?? 0);
         }
         const texts = Array.from(this.scores.keys());
-        this.longest = Math.max(...texts.map((text) => Array.from(text).length)); // in characters
-        this.unknown = Math.fround(Math.min(...this.scores.values()) - UNKNOWN_PENALTY);
+        this.longest = texts.reduce((most, text) => Math.max(most, Array.from(text).length), 0); // in characters
+        const least = Array.from(this.scores.values()).reduce((one, other) => Math.min(one, other));
+        this.unknown = Math.fround(least - UNKNOWN_PENALTY);
         // Unions within words do not depend on other words if no piece goes on behind a blank.
         const inWords = kind === BPE && !texts.some((text) => text.lastIndexOf(SPACE) > 0);
         this.unit = inWords ? new RegExp(`${SPACE}?[^${SPACE}]*`, "gu") : /.+/gsu;
@@ -93,7 +94,7 @@ export class Pieces {
     normalised(text) {
         let found = this.rules.apply(text);
         if (this.collapses) found = found.replace(/ +/g, " ").replace(/^ /, "");
-        if (found === "") return "";
+        if (text === "" || (this.collapses && found === "")) return "";
         found = (this.addsSpace ? SPACE : "") + found.replaceAll(" ", SPACE);
         return this.collapses ? found.replace(new RegExp(`${SPACE}+$`), "") : found;
     }

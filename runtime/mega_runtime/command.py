@@ -15,6 +15,8 @@ from mega_runtime.folder import Folder
 from mega_runtime.language_model import LanguageModel
 from mega_runtime.translator import Translator, in_order
 
+NO_MEMORY = ("Failed to allocate memory", "bad_alloc")  # in errors of ONNX Runtime, which has no class for them
+
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, and where the options are listed."""
@@ -40,7 +42,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     try:
         args.run(args)
         sys.stdout.flush()
-    except (ValueError, OSError, FloatingPointError, MemoryError) as error:
+    except Exception as error:
+        if any(words in str(error) for words in NO_MEMORY):
+            error = MemoryError("out of memory")
+        if not isinstance(error, (ValueError, OSError, FloatingPointError, MemoryError)):
+            raise
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
             sys.stderr.close()
             return 1

@@ -18,9 +18,9 @@ class FolderError(ValueError):
     """A folder that cannot be used: one sentence with what to do."""
 
 
-def check_count(name: str, value: Any, most: int = LARGEST) -> None:
-    if not isinstance(value, Integral) or not 1 <= value <= most:
-        raise ValueError(f"{name} is {value!r}; give a whole number from 1 to {most:,}")
+def check_count(name: str, value: Any, most: int = LARGEST, least: int = 1) -> None:
+    if not isinstance(value, Integral) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r}; give a whole number from {least} to {most:,}")
 
 
 def check_finite(scores: np.ndarray) -> None:

@@ -1,5 +1,6 @@
 """Language models: the probability of texts, and texts that continue them."""
 
+from numbers import Real
 from pathlib import Path
 from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -7,7 +8,7 @@ import numpy as np
 import onnxruntime
 
 from mega_runtime.decoder import Decoder, TextState
-from mega_runtime.folder import Folder, check_finite
+from mega_runtime.folder import Folder, check_count, check_finite
 from mega_runtime.search import Special
 from mega_runtime.text import Types, check_text, segmenter
 
@@ -152,11 +153,12 @@ class LanguageModel:
         self, tokens: Sequence[int], max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
     ) -> Iterator[int]:
         """Tokens that follow others, with eos at the end if the text ends."""
-        if not (0 <= temperature < np.inf and min(top_k, max_tokens, seed or 0) >= 0 and 0 < top_p <= 1):
-            raise ValueError(
-                f"temperature is {temperature}, top_k {top_k}, max_tokens {max_tokens}, seed {seed} and top_p {top_p}; "
-                "give finite numbers from 0, and for top_p a probability above 0"
-            )
+        for name, value in (("max_tokens", max_tokens), ("top_k", top_k), ("seed", 0 if seed is None else seed)):
+            check_count(name, value, least=0)
+        if not isinstance(temperature, Real) or not 0 <= temperature < np.inf:
+            raise ValueError(f"temperature is {temperature!r}; give a finite number from 0")
+        if not isinstance(top_p, Real) or not 0 < top_p <= 1:
+            raise ValueError(f"top_p is {top_p!r}; give a probability above 0")
         self._check_length(len(tokens) + max_tokens)
         state, _ = self.reader.read(self.reader.start(), [self.special.eos, *tokens][:-1], [])
         newest, random = [self.special.eos, *tokens][-1], np.random.default_rng(seed)
@@ -199,10 +201,12 @@ class Growing:
         self.open = self.model.join(tokens)[len(self.before) :]
         if self.blank:
             self.open = self.open.lstrip()
-        if not self.open or self.open.endswith("\ufffd"):  # bytes of an unfinished character
-            return ""
-        found, self.near, self.newest, self.open, self.blank = self.open, tokens[-NEAR:], [], "", False
-        self.before = self.model.join(self.near)
+        unfinished = self.open[-1:] == "\ufffd"  # bytes of a character
+        found = self.open[:-1] if unfinished else self.open
+        if found:
+            self.near, self.newest, self.open, self.blank = tokens[-NEAR:], [], self.open[len(found) :], False
+            near = self.model.join(self.near)
+            self.before = near[:-1] if unfinished else near
         return found
 
 

@@ -3,12 +3,13 @@
 import logging
 import re
 from pathlib import Path
-from typing import Any, List, NamedTuple, Sequence
+from typing import Any, List, NamedTuple, Sequence, Set
 
 from mega_runtime.folder import Folder
 
 logger = logging.getLogger(__name__)
 SPACE = "\u2581"  # SentencePiece's
+BYTES = re.compile(r"(?:<0x[0-9A-F]{2}>)+")  # its pieces of characters that have none, such as <0xE2><0x82><0xAC>
 MANY = 20  # unknown pieces, of which some are in any text
 
 
@@ -38,12 +39,19 @@ class Pieces:
         import sentencepiece  # here, since models of other texts do not need it
 
         self.model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        self.has_bytes = self.model.is_byte(self.model.piece_to_id("<0x00>"))
 
     def split(self, text: str) -> List[str]:
         return " ".join(self.model.encode(text, out_type=str)).split()
 
     def join(self, types: Sequence[str]) -> str:
-        return "".join(types).replace(SPACE, " ").strip()
+        text = "".join(types).replace(SPACE, " ").strip()
+        return BYTES.sub(_characters, text) if self.has_bytes else text  # fairseq leaves them as they are
+
+
+def _characters(pieces: "re.Match[str]") -> str:
+    """Characters of pieces of bytes; bytes that are not UTF-8 become replacement characters."""
+    return bytes(int(byte, 16) for byte in re.findall("<0x(..)>", pieces[0])).decode(errors="replace")
 
 
 class Bytes:
@@ -71,8 +79,9 @@ class Types:
     """The types of a dictionary, by number."""
 
     def __init__(self, types: Sequence[str], unk: int, pad: int):
-        self.types, self.unk, self.pad, self.warned = list(types), unk, pad, False
+        self.types, self.unk, self.pad = list(types), unk, pad
         self.read, self.unknown = 0, 0  # pieces of all texts
+        self.warned: Set[str] = set()  # of which texts
         self.numbers = {name: number for number, name in enumerate(self.types)}
 
     def encode(self, types: Sequence[str], name: str = "the text") -> List[int]:
@@ -82,15 +91,19 @@ class Types:
             raise ValueError(f"{name} has the word {self.types[self.pad]}; remove it")
         unknown = numbers.count(self.unk)
         self.read, self.unknown = self.read + len(numbers), self.unknown + unknown
-        of_all = self.unknown >= MANY and 10 * self.unknown >= self.read
-        if (of_all or unknown and 2 * unknown >= len(numbers)) and not self.warned:
-            self.warned = True
-            count, read, where = (self.unknown, self.read, "the texts") if of_all else (unknown, len(numbers), "a text")
+        if self.unknown >= MANY and 10 * self.unknown >= self.read:
+            self._warn("all texts", self.unknown, self.read)
+        elif unknown and 2 * unknown >= len(numbers):
+            self._warn("a text", unknown, len(numbers))
+        return numbers
+
+    def _warn(self, where: str, unknown: int, read: int) -> None:
+        if where not in self.warned:
+            self.warned.add(where)
             logger.warning(
-                f"{count:,} of {read:,} pieces of {where} are unknown to the model, so the answer is a guess; give "
+                f"{unknown:,} of {read:,} pieces of {where} are unknown to the model, so the answer is a guess; give "
                 "text in the language of the training, split by its SentencePiece model, or segmented as there"
             )
-        return numbers
 
     def decode(self, numbers: Sequence[int]) -> List[str]:
         return [self.types[number] for number in numbers]

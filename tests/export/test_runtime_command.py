@@ -182,6 +182,16 @@ def test_a_search_without_enough_memory_says_what_takes_less(monkeypatch, refuse
     refuses("translate", folder(), text="w1", words=["Unable to allocate", "; lower --beam or --batch-tokens"])
 
 
+def test_onnx_runtime_without_enough_memory_says_what_takes_less(monkeypatch, refuses):
+    """Its error is a traceback of nodes."""
+
+    def stream(*call, **options):
+        raise RuntimeError("Non-zero status code while running Mul node. bfc_arena.cc Failed to allocate memory for 9")
+
+    monkeypatch.setattr(Translator, "stream", stream)
+    refuses("translate", folder(), text="w1", words=["out of memory; lower --beam or --batch-tokens"])
+
+
 def test_a_document_with_an_error_is_named_behind_those_before(refuses):
     ours = documents(ends=2.0, cross_attention_positions="sentence", **CHUNKS)[2]
     before = ["w1 w2", "w3", "", "w4", ""]
@@ -322,7 +332,7 @@ def test_texts_are_continued(command):
 
 
 def test_a_wrong_option_is_named_before_the_text_is_repeated(refuses):
-    refuses("continue", language()[1].folder.path, "--seed=-1", text="w1\n", words=["seed -1"])
+    refuses("continue", language()[1].folder.path, "--seed=-1", text="w1\n", words=["seed is -1"])
 
 
 def test_texts_are_scored_line_by_line(command, refuses):

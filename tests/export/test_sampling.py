@@ -73,15 +73,15 @@ def test_numbers_that_are_not_finite_are_refused():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("temperature", value) for value in (-1.0, math.nan, math.inf)),
-        *(("top_p", value) for value in (0.0, 1.1, math.nan)),
-        ("top_k", -1),
-        ("max_tokens", -1),
+        *(("temperature", value) for value in (-1.0, math.nan, math.inf, "1", None)),
+        *(("top_p", value) for value in (0.0, 1.1, math.nan, "1")),
+        *(("top_k", value) for value in (-1, 2.5)),
+        *(("max_tokens", value) for value in (-1, 1.5)),
         ("seed", -1),
     ],
 )
 def test_options_out_of_range_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name} (is )?{value}"):
+    with pytest.raises(ValueError, match=f"{name} is {value!r}; give"):
         language()[1].continue_text("w1", **{name: value})
 
 
@@ -204,6 +204,17 @@ def test_parts_of_bytes_are_whole_characters_that_together_are_the_text(of_bytes
         parts = streamed(of_bytes, monkeypatch, before, text.encode(), stop)
     assert not any("\ufffd" in part for part in parts)
     assert "".join(parts) == until_stop(text, stop)
+
+
+@given(written=st.lists(st.sampled_from(b"a\xe2\x82\xac\xf0\x9f\x98\x80\xed\xa0\xff"), max_size=30).map(bytes))
+@examples(60)
+def test_parts_of_any_bytes_come_at_once_but_for_the_last_character(of_bytes, written):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        parts = streamed(of_bytes, monkeypatch, "\u20ac", written)
+    assert "".join(parts) == written.decode(errors="replace")
+    for count in range(1, len(written) + 1):
+        text = written[:count].decode(errors="replace")
+        assert "".join(parts[:count]) == (text[:-1] if text.endswith("\ufffd") else text)
 
 
 def test_bytes_that_are_no_character_are_marked(of_bytes, monkeypatch):

@@ -12,8 +12,9 @@ from mega_fairseq.data.byte_numbers import ByteNumbers
 from mega_fairseq.export.folder import write_translation
 from mega_runtime import Translator
 from mega_runtime.text import Bytes, Pieces, Types, Words, sentences
-from mega_runtime.translator import in_order
+from mega_runtime.translator import BLANK, in_order
 from tests.helpers.exported import CHUNKS, SEARCHED, language, new_folder, ours, translation
+from tests.helpers.pieces import pieces_model as pieces_of_chapters
 from tests.helpers.profiles import examples
 from tests.helpers.small_models import TYPES, translation_model
 
@@ -60,6 +61,13 @@ def test_many_unknown_pieces_of_all_texts_are_told_once(caplog):
         for _ in range(60):
             types.encode(["other", *["w1"] * rate])
         assert [record.getMessage()[:20] for record in caplog.records] == ["20 of 200 pieces of "] * expected
+
+
+def test_a_text_of_unknown_pieces_does_not_hide_those_of_all_texts(caplog):
+    types = Types(["<s>", "<pad>", "</s>", "<unk>", "w1"], 3, 1)
+    for text in (["other"], *[["other", "w1", "w1"]] * 60):
+        types.encode(text)
+    assert [record.getMessage()[:16] for record in caplog.records] == ["1 of 1 pieces of", "20 of 58 pieces "]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +132,13 @@ def test_the_sentences_of_a_paragraph_are_the_paragraph(paragraph):
 
 
 LINES = ["w1 w2 w3", "", "w4", "w5 " * 30, " \t", "unknown", "w6 w7 w8 w9 w1"]
+
+
+def test_short_lines_do_not_fill_a_batch_with_sentences(monkeypatch):
+    ours, sizes = translation()[1], []
+    monkeypatch.setattr(ours, "search", lambda batch: sizes.append(len(batch)) or [BLANK] * len(batch))
+    ours.translate(["w1"] * 100 + ["w1 " * 31] * 40)
+    assert sizes == [64, 36, 32, 8]
 
 
 def test_lines_are_translated_in_their_order_each_as_alone():
@@ -213,6 +228,14 @@ def test_paragraphs_keep_their_white_space(monkeypatch):
     assert translator.translate_paragraphs(paragraphs) == [
         f"{expected[0]}  {expected[1]}\t{expected[2]}", "<0>", "<0>", expected[3]
     ]  # fmt: skip
+
+
+def test_pieces_of_bytes_are_joined_to_characters(pieces_model, tmp_path):
+    pieces = Pieces(pieces_of_chapters(tmp_path, vocab_size=400, byte_fallback=True))
+    for text in ("der \u20ac Hase", "\U0001f600\u6c34", "der Hase"):
+        assert pieces.join(pieces.split(text)) == text
+    assert pieces.join(pieces.split("\u20ac")[:-1]) == "\ufffd"
+    assert Pieces(pieces_model).join(["<0x41>"]) == "<0x41>"
 
 
 def test_pieces_are_joined_to_text(pieces_model):

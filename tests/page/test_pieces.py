@@ -47,6 +47,12 @@ def texts(folder):
     return [*ODD, *plain, *mixed, *(f"a{sign}b" for sign in signs)]
 
 
+def test_blanks_that_are_kept_are_pieces(node, tmp_path):
+    path = pieces_model(tmp_path, model_type="bpe", remove_extra_whitespaces=False)
+    expected = sentencepiece.SentencePieceProcessor(model_file=str(path)).encode([*ODD, "\x1f"], out_type=str)
+    assert node.ask("pieces", model=str(path), texts=[*ODD, "\x1f"]) == expected
+
+
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_pieces_are_those_of_sentencepiece(node, tmp_path, kind):
     given, path = texts(tmp_path), pieces_model(tmp_path, model_type=kind)
