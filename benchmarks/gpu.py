@@ -35,7 +35,7 @@ CHECKS = {
     check.__name__: check
     for check in (gpu_checks.graphs, gpu_checks.models, gpu_checks.search, gpu_checks.layers, gpu_checks.commands)
 }
-PARTS = ["graphs", "training", "translating", "sentence", "peers", "search", "models", "mixers", "compiled"]
+PARTS = ["graphs", "training", "translating", "sentence", "peers", "search", "models", "mixers"]
 PARTS += ["layers", "commands"]
 PAGE = ["training", "translating"]  # in docs/performance.md; the JSON has all
 COLUMNS = ["device ms", "MiB"]  # there; printed while it runs, and in the JSON: all

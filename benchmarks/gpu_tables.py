@@ -111,12 +111,6 @@ def training(device: torch.device, quick: bool) -> Iterator[Contender]:
         yield from trained(table, length, mega, precision="bf16")
 
 
-def compiled(device: torch.device, quick: bool) -> Iterator[Contender]:
-    if not quick:
-        forms = {"Mega, --compile": [ADAM, "--compile"], "Mega, --compile, graphs off": [ADAM, "--compile", OFF]}
-        yield from trained(*LENGTHS[0], forms)
-
-
 def trained(
     table: str, length: int, forms: Dict[str, List[str]], quick: bool = False, precision: str = "fp16"
 ) -> Iterator[Contender]:
@@ -215,5 +209,4 @@ TABLES = {
     "sentence": Table("Beam search of one sentence, beam 5, fp16", "tokens/s", "bandwidth", sentence),
     "peers": Table(f"One layer, {LAYER}", "tokens/s", "products", peers),
     "mixers": Table(f"One layer with each mixer, {LAYER}", "tokens/s", "products", mixers),
-    "compiled": Table("Updates with --compile, 32,768 tokens", "tokens/s", "products", compiled),
 }

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from mega_fairseq.acceleration.compiled import compiled
 from mega_fairseq.acceleration.steps import PreparedSteps
 from mega_fairseq.acceleration.train_graph import TrainGraphs
 
@@ -11,8 +10,6 @@ def attach_passes(stack: Any) -> None:
     """Called when a stack is built."""
     if stack.cfg.cuda_graphs != "off":
         stack.passes = TrainGraphs(stack.passes)
-    if stack.cfg.compile:
-        stack.callable_of = compiled
 
 
 def attach_steps(decoder: Any) -> None:

@@ -130,11 +130,6 @@ class StackOptions(FairseqDataclass):
     cuda_graphs: ChoiceEnum(["auto", "off"]) = option(
         "auto", "on a GPU, whether training and generation may replay their steps as CUDA graphs", change=ALWAYS
     )
-    compile: bool = option(
-        False,
-        "train language models with layers that torch.compile has fused; the first updates take minutes",
-        change=ALWAYS,
-    )
 
 
 @dataclass

@@ -83,10 +83,6 @@ class Stack:
         parts = [part for layer in self.layers for part in (layer.mixer, layer.cross_attention) if part is not None]
         return min((part.longest for part in parts if part.longest is not None), default=None)
 
-    def callable_of(self, layer: Block) -> Callable[..., Any]:
-        """What to call in place of a layer; models/attach.py may replace this."""
-        return layer
-
     def layers_to_run(self, drop: bool = True) -> Iterator[Tuple[int, Callable[..., Any]]]:
         """Layers with their numbers, in training without those that layerdrop drops.
 
@@ -97,8 +93,7 @@ class Stack:
         recompute = (self.cfg.checkpoint_activations or self.cfg.offload_activations) and torch.is_grad_enabled()
         for i, layer in enumerate(self.layers):
             if kept[i]:
-                call = self.callable_of(layer)
-                yield i, partial(_recomputed, layer, call, self.cfg.offload_activations) if recompute else call
+                yield i, partial(_recomputed, layer, self.cfg.offload_activations) if recompute else layer
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         """Refuses weights of another dictionary: fairseq would blame the architecture."""
@@ -131,11 +126,11 @@ class Stack:
                 module.dropout_module.apply_during_inference = True
 
 
-def _recomputed(layer: nn.Module, call: Callable, offload: bool, x: Tensor, *rest: Any, **options: Any) -> Any:
-    """`call(x, *rest)`, whose activations backward computes again; its inputs may be kept in CPU memory."""
+def _recomputed(layer: nn.Module, offload: bool, x: Tensor, *rest: Any, **options: Any) -> Any:
+    """`layer(x, *rest)`, whose activations backward computes again; its inputs may be kept in CPU memory."""
     with save_on_cpu(pin_memory=x.is_cuda) if offload else nullcontext():
         options["context_fn"] = lambda: (nullcontext(), _buffers_restored(layer))  # of the recomputation
-        return checkpoint(call, x, *rest, use_reentrant=False, **options)
+        return checkpoint(layer, x, *rest, use_reentrant=False, **options)
 
 
 @contextmanager

@@ -1,13 +1,10 @@
 """Activation checkpointing and layer drop, as in fairseq's Transformer."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
-from mega_fairseq.acceleration import compiled as compiler
 from tests.helpers.small_models import SENTENCES, TYPES, classifier, encoder, language_model, translation_model
 
 LENGTH = 60  # several chunks of the language model
@@ -69,38 +66,6 @@ def test_recomputed_layers_count_a_batch_once_in_batch_norm():
     assert any(name.endswith("running_mean") for name in counted[0])
     for name, buffer in counted[0].items():
         torch.testing.assert_close(counted[1][name], buffer, atol=0, rtol=0, msg=name)
-
-
-# ------------------------------------------------------------------------------------------------ compiled
-
-
-@pytest.mark.slow
-@every_model
-def test_layers_of_a_kind_are_compiled_once_without_breaks(kind, monkeypatch):
-    compiler._compiled.cache_clear()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
-    counters.clear()
-    number = {f"{side}_layers": 3 for side in MODELS[kind]().STACKS}
-    plain, compiled = (MODELS[kind](**number, dropout=0.0, compile=each).train() for each in (False, True))
-    results = [(scores(model), model) for model in (plain, compiled)]
-    for out, _ in results:
-        out.logsumexp(-1).mean().backward()
-    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-5, rtol=1e-5)
-    gradients = [{name: p.grad for name, p in model.named_parameters()} for _, model in results]
-    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-5, rtol=1e-4)
-    assert counters["stats"]["unique_graphs"] == len(compiled.STACKS)
-    compiler._compiled.cache_clear()
-
-
-def test_half_precision_on_cpus_is_not_compiled(caplog):
-    """The compiler of torch 2.13 would make NaN of the gradient of the embeddings."""
-    compiler._can_compile.cache_clear()
-    compiler._compiled.cache_clear()
-    model = MODELS["language model"](dropout=0.0, compile=True).bfloat16().train()
-    scores(model).float().logsumexp(-1).mean().backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
-    assert not compiler._compiled.cache_info().currsize
-    assert "--compile has no effect in half precision" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------ dropped
