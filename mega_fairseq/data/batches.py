@@ -1,11 +1,12 @@
 """Samples and batches of language models, from parts of a corpus or from typed texts."""
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fairseq.data import FairseqDataset, data_utils
+from fairseq.data import FairseqDataset
+from fairseq.data.monolingual_dataset import collate
 from fairseq.utils import apply_to_sample
 from torch import Tensor
 
@@ -30,6 +31,20 @@ class SizedDataset(FairseqDataset):
         return int(self.sizes[index])
 
 
+class InWholeBatches:
+    """A mixin for datasets of which no sample may be missing in training."""
+
+    def batch_by_size(
+        self,
+        indices: np.ndarray,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        required_batch_size_multiple: int = 1,
+    ) -> Any:
+        """Ignore the multiple, because fairseq would drop the remaining samples."""
+        return super().batch_by_size(indices, max_tokens, max_sentences)
+
+
 def shifted(corpus: Corpus, start: int, stop: int, first: bool, eos: int) -> Dict[str, Tensor]:
     """Return tokens start .. stop - 1 as targets and the token before each as source: `eos` if `first`."""
     tokens = torch.cat([torch.tensor([eos]), corpus.read(start, stop)]) if first else corpus.read(start - 1, stop)
@@ -44,20 +59,10 @@ class TokenDataset(SizedDataset):
 
     def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
         """Batch samples, padded on the right; fairseq passes no samples if a process has run out of batches."""
-        if not samples:
-            return {}
-        source, target = (
-            data_utils.collate_tokens([sample[side] for sample in samples], self.pad) for side in ("source", "target")
-        )  # (B, L)
-        lengths = torch.tensor([sample["target"].numel() for sample in samples])
-        net_input = {"src_tokens": source, "src_lengths": lengths}
-        return {
-            "id": torch.tensor([sample["id"] for sample in samples]),
-            "nsentences": len(samples),
-            "ntokens": int(lengths.sum()),
-            "net_input": {**net_input, "target": target} if self.targets_only else net_input,
-            "target": target,
-        }
+        batch = collate(samples, self.pad, eos_idx=None)
+        if batch and self.targets_only:
+            batch["net_input"]["target"] = batch["target"]
+        return batch
 
 
 def beginning(batch: Dict[str, Any], length: int) -> Dict[str, Any]:

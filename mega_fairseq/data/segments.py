@@ -5,11 +5,11 @@ from typing import Any, Dict, Optional, Tuple
 import numpy as np
 from numpy.random import default_rng
 
-from mega_fairseq.data.batches import TokenDataset, shifted
+from mega_fairseq.data.batches import InWholeBatches, TokenDataset, shifted
 from mega_fairseq.data.corpus import Corpus
 
 
-class SegmentDataset(TokenDataset):
+class SegmentDataset(InWholeBatches, TokenDataset):
     """Segments of a corpus: each epoch contains every token once, cut at positions that depend only on (seed, epoch).
 
     So a resumed run sees the same segments. The last segment of a document may be shorter. Sources are the targets
@@ -59,10 +59,6 @@ class SegmentDataset(TokenDataset):
         """
         generator = np.random.RandomState((self.seed + self.epoch) % 2**32)
         return np.lexsort([generator.permutation(len(self)), self.sizes])
-
-    def batch_by_size(self, indices: np.ndarray, required_batch_size_multiple: int = 1, **limits: Any) -> Any:
-        """Ignore the multiple, because fairseq would drop the remaining segments."""
-        return super().batch_by_size(indices, required_batch_size_multiple=1, **limits)
 
 
 def cut(documents: np.ndarray, chunk: int, multiples: Tuple[int, int], rng: np.random.Generator) -> np.ndarray:

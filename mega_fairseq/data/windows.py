@@ -9,6 +9,8 @@ from numpy.random import default_rng
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mega_fairseq.data.batches import InWholeBatches
+
 LEAST_BUDGET = 64  # tokens, of windows drawn for training
 
 
@@ -20,7 +22,7 @@ class Draw(NamedTuple):
     full: bool  # whether all budgets are the limit, instead of log-uniform below it
 
 
-class WindowDataset(LanguagePairDataset):
+class WindowDataset(InWholeBatches, LanguagePairDataset):
     """Sentence pairs joined to windows: line separator line ... separator line eos, with the same number of lines and
     at most `limit` tokens on each side.
 
@@ -76,16 +78,6 @@ class WindowDataset(LanguagePairDataset):
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
         return self.draw is None
-
-    def batch_by_size(
-        self,
-        indices: np.ndarray,
-        max_tokens: Optional[int] = None,
-        max_sentences: Optional[int] = None,
-        required_batch_size_multiple: int = 1,
-    ) -> List[List[int]]:
-        """Ignore the multiple, because fairseq would drop the remaining windows."""
-        return super().batch_by_size(indices, max_tokens, max_sentences)
 
 
 class JoinedLines(Dataset):

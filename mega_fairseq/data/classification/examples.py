@@ -9,7 +9,7 @@ from fairseq.data import data_utils
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mega_fairseq.data.batches import SizedDataset
+from mega_fairseq.data.batches import InWholeBatches, SizedDataset
 from mega_fairseq.data.classification.inputs import Inputs
 
 
@@ -31,7 +31,7 @@ class Shortened(Inputs):
         return f"{self.cut:,} of {len(self):,} inputs in {self.source} have more than {self.longest:,} positions"
 
 
-class ExampleDataset(SizedDataset):
+class ExampleDataset(InWholeBatches, SizedDataset):
     """Examples of one input, or of two, each with a class number unless `classes` is None.
 
     They have one fixed random order, the one of fairseq's task: the same seed draws the same batches.
@@ -74,18 +74,11 @@ class ExampleDataset(SizedDataset):
         """Keep all: fairseq would leave out the longest examples of a training with a warning."""
         return indices, []
 
-    def batch_by_size(
-        self,
-        indices: np.ndarray,
-        max_tokens: Optional[int] = None,
-        max_sentences: Optional[int] = None,
-        required_batch_size_multiple: int = 1,
-    ) -> Any:
-        """Ignore the multiple, because fairseq would drop the remaining examples."""
+    def batch_by_size(self, indices: np.ndarray, max_tokens: Optional[int] = None, *limits: Any, **others: Any) -> Any:
         longest = int(self.sizes.max())
         if max_tokens is not None and longest > max_tokens:
             raise ValueError(
                 f"an example has {longest:,} tokens and --max-tokens is {max_tokens:,}; give at least {longest:,}, "
                 "or a smaller --max-positions with --shorten-method truncate"
             )
-        return super().batch_by_size(indices, max_tokens, max_sentences)
+        return super().batch_by_size(indices, max_tokens, *limits, **others)
