@@ -17,12 +17,14 @@ from typing import Dict, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs without installation
 
+import numpy as np
 import sentencepiece
 import torch
 from fairseq import checkpoint_utils
 
 from benchmarks.measure import Meter, Row, main
 from benchmarks.quality_documents import Line, encoded
+from mega_fairseq.data.windows import windows
 from mega_fairseq.documents import SEPARATOR, document_borders
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +35,7 @@ PRONOUNS = {f"▁{word}" for word in ("er", "sie", "es", "ihn", "ihm", "ihr", "E
 
 def context(meter: Meter) -> Iterator[Row]:
     """Bits per piece of the later lines of windows: alone, after their own lines, after lines of another document"""
-    chapters = [windows(chapter) for chapter in test_set()][: 2 if meter.quick else None]
+    chapters = test_set()[: 2 if meter.quick else None]
     bits, rng = Bits(), random.Random(1)
     found: Dict[str, List[Tuple[str, float]]] = {"alone": [], "own lines": [], "other lines": []}
     for chapter in chapters:
@@ -47,8 +49,8 @@ def context(meter: Meter) -> Iterator[Row]:
         yield case, {name: fmean([x for piece, x in each if not kept or piece in kept]) for name, each in found.items()}
 
 
-def test_set() -> List[List[Line]]:
-    """The chapters."""
+def test_set() -> List[List[List[Line]]]:
+    """The chapters, in windows of at most TOKENS tokens on each side."""
     files = {}
     for archive in ("bible-ende", "bible-ende-documents"):
         with tarfile.open(BIBLE / f"{archive}.tar.xz") as tar:
@@ -58,21 +60,10 @@ def test_set() -> List[List[Line]]:
     texts = (files[f"test.{language}"].splitlines() for language in ("en", "de"))
     lines = encoded(pieces, list(zip(*texts)))
     borders = document_borders(files["test.docs"].splitlines(), "test.docs")
-    return [lines[start:end] for start, end in zip(borders, borders[1:])]
-
-
-def windows(document: List[Line]) -> List[List[Line]]:
-    """Lines of at most TOKENS tokens on each side."""
-    result: List[List[Line]] = [[]]
-    for line in document:
-        if tokens([*result[-1], line]) > TOKENS:
-            result.append([])
-        result[-1].append(line)
-    return result
-
-
-def tokens(lines: List[Line]) -> int:
-    return max(sum(len(text.split()) + 1 for text in side) for side in zip(*lines))
+    tokens = [[0, 0], *([len(text.split()) + 1 for text in line] for line in lines)]
+    bounds = windows(np.array(borders), np.cumsum(tokens, 0), TOKENS, draw=None, epoch=1).tolist()
+    cut = list(zip(bounds, bounds[1:]))
+    return [[lines[i:j] for i, j in cut if start <= i < end] for start, end in zip(borders, borders[1:])]
 
 
 def drawn(among: List[List[Line]], count: int, rng: random.Random) -> List[Line]:
