@@ -83,6 +83,10 @@ def run(arguments: argparse.Namespace) -> None:
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """An empty folder, which no other export writes to meanwhile. It may have files of an export that was killed."""
+    from mega_fairseq.export.folder import NAMES  # here, since onnx may be missing
+
+    if os.path.lexists(folder) and not (folder.is_dir() and {file.name for file in folder.iterdir()} <= set(NAMES)):
+        raise UserError(f"{folder}, where an export is written at first, exists with other files; rename it")
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
@@ -247,7 +251,8 @@ def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional
         return None
     return (
         f"{foreign:,} of {len(types):,} types of the text are not in {path}, and {len(unused):,} of its "
-        f"{len(pieces):,} pieces are no types: the output is wrong unless it is the SentencePiece model of the training"
+        f"{len(pieces):,} pieces are no types: unless the dictionary leaves rare types out, it is another "
+        "SentencePiece model than that of the training, and the output is wrong"
     )
 
 

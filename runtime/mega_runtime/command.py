@@ -43,7 +43,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         args.run(args)
         sys.stdout.flush()
     except Exception as error:
-        if any(words in str(error) for words in NO_MEMORY):
+        if isinstance(error, MemoryError) and not str(error) or any(words in str(error) for words in NO_MEMORY):
             error = MemoryError("out of memory")
         if not isinstance(error, (ValueError, OSError, FloatingPointError, MemoryError)):
             raise

@@ -102,7 +102,7 @@ class Folder:
     def session(self, name: str, slower_products: Optional[bool] = None) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # its errors are raised, too
         if self.slower_products if slower_products is None else slower_products:
             options.add_session_config_entry("session.x64quantprecision", "1")
         try:

@@ -153,12 +153,15 @@ class LanguageModel:
         self, tokens: Sequence[int], max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
     ) -> Iterator[int]:
         """Tokens that follow others, with eos at the end if the text ends."""
-        for name, value in (("max_tokens", max_tokens), ("top_k", top_k), ("seed", 0 if seed is None else seed)):
+        for name, value in (("max_tokens", max_tokens), ("top_k", top_k)):
             check_count(name, value, least=0)
+        if seed is not None:
+            check_count("seed", seed, 2**64, least=0)
         if not isinstance(temperature, Real) or not 0 <= temperature < np.inf:
             raise ValueError(f"temperature is {temperature!r}; give a finite number from 0")
         if not isinstance(top_p, Real) or not 0 < top_p <= 1:
             raise ValueError(f"top_p is {top_p!r}; give a probability above 0")
+        max_tokens, temperature, top_p = int(max_tokens), float(min(temperature, 1e30)), float(top_p)
         self._check_length(len(tokens) + max_tokens)
         state, _ = self.reader.read(self.reader.start(), [self.special.eos, *tokens][:-1], [])
         newest, random = [self.special.eos, *tokens][-1], np.random.default_rng(seed)

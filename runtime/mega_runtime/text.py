@@ -2,14 +2,15 @@
 
 import logging
 import re
+from itertools import groupby
 from pathlib import Path
-from typing import Any, List, NamedTuple, Sequence, Set
+from typing import Any, Iterable, List, NamedTuple, Sequence, Set
 
 from mega_runtime.folder import Folder
 
 logger = logging.getLogger(__name__)
 SPACE = "\u2581"  # SentencePiece's
-BYTES = re.compile(r"(?:<0x[0-9A-F]{2}>)+")  # its pieces of characters that have none, such as <0xE2><0x82><0xAC>
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # its pieces of characters that have none, such as <0xE2> <0x82> <0xAC>
 MANY = 20  # unknown pieces, of which some are in any text
 
 
@@ -45,13 +46,16 @@ class Pieces:
         return " ".join(self.model.encode(text, out_type=str)).split()
 
     def join(self, types: Sequence[str]) -> str:
-        text = "".join(types).replace(SPACE, " ").strip()
-        return BYTES.sub(_characters, text) if self.has_bytes else text  # fairseq leaves them as they are
+        """Bytes that are not UTF-8 become replacement characters. fairseq leaves pieces of bytes as they are."""
+        text = "".join(types)
+        if self.has_bytes:
+            runs = groupby(types, key=lambda piece: BYTE.fullmatch(piece) is not None)
+            text = "".join(_characters(run) if of_bytes else "".join(run) for of_bytes, run in runs)
+        return text.replace(SPACE, " ").strip()
 
 
-def _characters(pieces: "re.Match[str]") -> str:
-    """Characters of pieces of bytes; bytes that are not UTF-8 become replacement characters."""
-    return bytes(int(byte, 16) for byte in re.findall("<0x(..)>", pieces[0])).decode(errors="replace")
+def _characters(pieces: Iterable[str]) -> str:
+    return bytes(int(BYTE.fullmatch(piece)[1], 16) for piece in pieces).decode(errors="replace")
 
 
 class Bytes:

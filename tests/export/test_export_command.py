@@ -266,6 +266,14 @@ def test_killed_exports_leave_no_folder_under_their_name(translation, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
+def test_files_of_others_in_an_unfinished_folder_stay(translation, refuses, tmp_path):
+    (tmp_path / "model.unfinished").mkdir()
+    (tmp_path / "model.unfinished/notes").write_text("of somebody")
+    (tmp_path / "other.unfinished").write_text("of somebody")
+    for name in ("model", "other"):
+        refuses("export", translation.last, tmp_path / name, words=[f"{name}.unfinished, where", "files; rename it"])
+
+
 def test_only_one_export_writes_a_folder(translation, refuses, tmp_path):
     with alone_in(tmp_path / "model.unfinished"):
         (tmp_path / "model.unfinished/weights.bin").write_text("half of them")

@@ -182,11 +182,18 @@ def test_a_search_without_enough_memory_says_what_takes_less(monkeypatch, refuse
     refuses("translate", folder(), text="w1", words=["Unable to allocate", "; lower --beam or --batch-tokens"])
 
 
-def test_onnx_runtime_without_enough_memory_says_what_takes_less(monkeypatch, refuses):
-    """Its error is a traceback of nodes."""
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Non-zero status code while running Mul node. bfc_arena.cc Failed to allocate memory for 9"),
+        MemoryError(),
+    ],
+)
+def test_errors_of_memory_without_a_sentence_get_one(monkeypatch, refuses, error):
+    """ONNX Runtime's is a traceback of nodes, Python's own is empty."""
 
     def stream(*call, **options):
-        raise RuntimeError("Non-zero status code while running Mul node. bfc_arena.cc Failed to allocate memory for 9")
+        raise error
 
     monkeypatch.setattr(Translator, "stream", stream)
     refuses("translate", folder(), text="w1", words=["out of memory; lower --beam or --batch-tokens"])

@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from itertools import zip_longest
 
 import numpy as np
@@ -83,6 +84,12 @@ def test_numbers_that_are_not_finite_are_refused():
 def test_options_out_of_range_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} is {value!r}; give"):
         language()[1].continue_text("w1", **{name: value})
+
+
+@pytest.mark.parametrize("options", [{"temperature": Fraction(4, 5)}, {"temperature": 10**309}, {"seed": 2**63}])
+def test_options_may_be_any_numbers(options):
+    options = {**options, "max_tokens": np.int8(5)}
+    assert language()[1].continue_text("w1 " * 200, **options).startswith("w1 " * 200)
 
 
 def test_a_stop_string_that_is_empty_is_refused():

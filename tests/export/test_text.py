@@ -235,6 +235,7 @@ def test_pieces_of_bytes_are_joined_to_characters(pieces_model, tmp_path):
     for text in ("der \u20ac Hase", "\U0001f600\u6c34", "der Hase"):
         assert pieces.join(pieces.split(text)) == text
     assert pieces.join(pieces.split("\u20ac")[:-1]) == "\ufffd"
+    assert pieces.join(["\u2581der", "<0", "x", "41>", "<0x41>"]) == "der<0x41>A"
     assert Pieces(pieces_model).join(["<0x41>"]) == "<0x41>"
 
 
