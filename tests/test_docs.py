@@ -16,9 +16,11 @@ from mega_fairseq import modules
 from mega_fairseq.cli.options import architectures, options_of, tasks
 from tests.helpers.commands import FORKS, ROOT, fresh
 from tests.helpers.documented import DOCS, README, blocks, commands_with, documented_place, output_of, run
+from tests.helpers.recipes import run_program
 
 PLACES = ("*.md", "docs/*.md", "examples/**/*.md", "pretrained/**/*.md", "tests/**/*.md")
 DOCUMENTS = sorted(path for places in PLACES for path in ROOT.glob(places))
+SQUARES = ROOT / "examples/pictures/squares.py"
 # Options of pip, torchrun, srun, hydra and curl.
 OTHER_PROGRAMS = {
     *["--no-deps", "--no-build-isolation", "--standalone", "--no-python", "--nproc_per_node", "--nnodes"],
@@ -182,26 +184,21 @@ def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits_or_transpa
             ink = np.dstack([np.zeros((28, 28, 3), np.uint8), 255 - grey])  # black, on no background
             image.fromarray(ink).save(tmp_path / f"pictures/{label}/{number}-ink.png")
     monkeypatch.chdir(tmp_path)
-    program = str(ROOT / "examples/pictures/squares.py")
-    monkeypatch.setattr(sys, "argv", [program, "pictures", "data-pictures"])
-    runpy.run_path(program, run_name="__main__")
+    run_program(SQUARES, "pictures", "data-pictures")
     for split, count in (("train", 24), ("valid", 3), ("test", 3)):
         assert (np.load(f"data-pictures/{split}.npy") == grey.ravel()).all()
         assert len(Path(f"data-pictures/{split}.label").read_text().split()) == count
     assert "--values-mean" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", [program, "pictures/cat/0-ink.png"])
-    runpy.run_path(program, run_name="__main__")
+    run_program(SQUARES, "pictures/cat/0-ink.png")
     assert capsys.readouterr().out.split() == list(map(str, grey.ravel()))
 
 
 @pytest.mark.parametrize("number", [np.float32, np.int32])
-def test_pictures_of_32_bits_are_refused(tmp_path, monkeypatch, number):
+def test_pictures_of_32_bits_are_refused(tmp_path, number):
     image = pytest.importorskip("PIL.Image", reason="the program needs Pillow")
     image.fromarray(np.arange(28 * 28, dtype=number).reshape(28, 28)).save(tmp_path / "picture.tif")
-    program = str(ROOT / "examples/pictures/squares.py")
-    monkeypatch.setattr(sys, "argv", [program, str(tmp_path / "picture.tif")])
     with pytest.raises(SystemExit, match="32 bits"):
-        runpy.run_path(program, run_name="__main__")
+        run_program(SQUARES, tmp_path / "picture.tif")
 
 
 @pytest.mark.parametrize(
@@ -213,17 +210,15 @@ def test_pictures_of_32_bits_are_refused(tmp_path, monkeypatch, number):
         ("a cat/1.png", 1, "one word"),
     ],
 )
-def test_pictures_that_cannot_be_read_are_named_before_any_work(tmp_path, monkeypatch, name, share, words):
+def test_pictures_that_cannot_be_read_are_named_before_any_work(tmp_path, name, share, words):
     image = pytest.importorskip("PIL.Image", reason="the program needs Pillow")
     for each in ("dog/1.png", "dog/2.png", "dog/3.png", name):
         (tmp_path / "pictures" / each).parent.mkdir(parents=True, exist_ok=True)
         image.effect_noise((28, 28), 50).save(tmp_path / "picture.png")
         picture = (tmp_path / "picture.png").read_bytes()
         (tmp_path / "pictures" / each).write_bytes(picture[: int(len(picture) * (share if each == name else 1))])
-    program = str(ROOT / "examples/pictures/squares.py")
-    monkeypatch.setattr(sys, "argv", [program, str(tmp_path / "pictures"), str(tmp_path / "data")])
     with pytest.raises(SystemExit, match=words):
-        runpy.run_path(program, run_name="__main__")
+        run_program(SQUARES, tmp_path / "pictures", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
