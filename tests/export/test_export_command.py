@@ -22,6 +22,7 @@ from mega_fairseq.models import MegaTransformerModel
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
 from mega_runtime.text import Pieces
 from tests.helpers import commands, faults
+from tests.helpers.classifiers import assert_same_predictions
 from tests.helpers.commands import (
     GENERATION,
     LM,
@@ -33,7 +34,7 @@ from tests.helpers.commands import (
     perplexity,
     translations,
 )
-from tests.helpers.exported import assert_same
+from tests.helpers.hypotheses import assert_same
 from tests.helpers.pieces import few_pieces
 from tests.helpers.pieces import pieces_model as pieces_of_chapters
 
@@ -124,10 +125,8 @@ def test_classifiers_predict_as_the_project(classifiers, tmp_path, kind):
     else:
         columns = [(trained.data / f"valid.{name}").read_bytes().split(b"\n")[:-1] for name in ("input", "input1")]
         inputs = list(zip(*columns))
-    found, expected = ours.predict(inputs), project.predict(inputs)
-    for one, other in zip(found, expected):
-        assert list(one.probabilities) == list(other.probabilities)
-        np.testing.assert_allclose([*one.probabilities.values()], [*other.probabilities.values()], atol=1e-5)
+    found = ours.predict(inputs)
+    assert_same_predictions(found, project.predict(inputs))
     assert len(found) == len(inputs)
 
 

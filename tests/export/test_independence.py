@@ -13,16 +13,8 @@ from mega_fairseq.export.graph import LARGEST, MICROSOFT, Graph
 from mega_runtime import decoder
 from mega_runtime.decoder import MASKED, Decoder
 from mega_runtime.translator import Translator
-from tests.helpers.exported import (
-    CHUNK,
-    CHUNKS,
-    SEARCHED,
-    assert_same,
-    documents,
-    ours,
-    sources,
-    translation,
-)
+from tests.helpers.exported import CHUNK, CHUNKS, SEARCHED, documents, ours, sources, translation
+from tests.helpers.hypotheses import assert_same
 from tests.helpers.profiles import examples
 
 each = pytest.mark.parametrize("name", ["whole", "laplace", "chunks", "no ends"])

@@ -12,9 +12,9 @@ from mega_fairseq.export import stacks
 from mega_fairseq.export.folder import write_translation
 from mega_runtime import Translator, decoder
 from mega_runtime.decoder import Decoder
-from tests.helpers.exported import CHUNKS, LINES, net_input, new_folder, sources
+from tests.helpers.exported import CHUNKS, LINES, new_folder, sources
 from tests.helpers.profiles import examples
-from tests.helpers.small_models import EOS, SEPARATORS, translation_model
+from tests.helpers.small_models import EOS, SEPARATORS, net_input, translation_model
 
 OPTIONS = {
     "whole": {"decoder_n_dim": 16},

@@ -4,6 +4,7 @@ from argparse import Namespace
 from dataclasses import fields
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from fairseq.models.transformer import TransformerModel, base_architecture
 from hypothesis import strategies as st
@@ -84,6 +85,15 @@ def sources(pad_left: bool = True) -> Tensor:
 
 def targets(length: int = 5) -> Tensor:
     return torch.randint(4, TYPES, (SENTENCES, length), generator=torch.Generator().manual_seed(2))
+
+
+def windows_of(documents: Sequence[Sequence[int]], seed: int = 0) -> List[List[int]]:
+    """Sources of `documents_task` with lines of these lengths."""
+    draw, rows = np.random.default_rng(seed), []
+    for lengths in documents:
+        lines = [[*draw.integers(4, SEPARATOR, length).tolist(), SEPARATOR] for length in lengths]
+        rows.append([*sum(lines, [])[:-1], EOS])
+    return rows
 
 
 @st.composite
@@ -174,6 +184,12 @@ def padded(rows: List[Tensor], left: bool) -> Tensor:
     width = max(row.numel() for row in rows)
     pads = [torch.full((width - row.numel(),), PAD) for row in rows]
     return torch.stack([torch.cat([pad, row] if left else [row, pad]) for pad, row in zip(pads, rows)])
+
+
+def net_input(rows: Sequence[Any], left: bool = True) -> Dict[str, Tensor]:
+    """Sources of a batch as fairseq gives them to models."""
+    tokens = padded([torch.as_tensor(row) for row in rows], left)
+    return {"src_tokens": tokens, "src_lengths": torch.tensor(list(map(len, rows)))}
 
 
 # ------------------------------------------------------------------------------------------------ encoders

@@ -7,9 +7,11 @@ import torch
 from mega_fairseq.export.folder import PROBE_WIDTH
 from mega_runtime import Classifier, LanguageModel, Translator
 from tests.helpers.commands import ROOT
-from tests.helpers.exported import SEARCHED, assert_same, documents, language, net_input, ours, sources, translation
+from tests.helpers.exported import SEARCHED, documents, language, ours, sources, translation
+from tests.helpers.hypotheses import assert_same
 from tests.helpers.page import CHAPTER, write_documents
 from tests.helpers.pieces import pieces_model
+from tests.helpers.small_models import net_input
 
 LINES = CHAPTER.read_text().split("\n")[:-1]
 TEXTS = [*LINES[:4], "", "  ", *LINES[4:7], "", LINES[7]]
