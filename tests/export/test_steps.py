@@ -76,13 +76,6 @@ def check(model, translator, lengths, beams, steps, seed):
         np.testing.assert_allclose(np.array(found), expected, atol=2e-5, rtol=0)
 
 
-@pytest.fixture
-def full(monkeypatch):
-    """Places are dropped at nearly each step."""
-    monkeypatch.setattr(decoder, "FREE", 1)
-    monkeypatch.setattr(decoder, "FREE_OF_BATCHES", 1)
-
-
 CASES = given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     beams=st.integers(1, 5),
