@@ -22,7 +22,7 @@ import sacrebleu
 import sentencepiece
 from fairseq.models.transformer import TransformerModel
 
-from benchmarks.measure import Numbers, prepare_process, write_json
+from benchmarks.measure import Numbers, as_table, prepare_process, write_json
 from benchmarks.translators import BEAM, FORMATS, converted, exported
 from mega_fairseq.documents import document_borders, read_lines
 from mega_fairseq.models import MegaTransformerModel
@@ -116,12 +116,11 @@ def tokens(model: sentencepiece.SentencePieceProcessor, lines: List[str]) -> int
 
 
 def markdown(found: Dict[str, Numbers]) -> str:
-    columns = list(next(iter(found.values())))
-    rows = [["", *columns], ["---"] * (1 + len(columns))]
+    columns, rows = list(next(iter(found.values()))), []
     for name, numbers in found.items():
         cells = (numbers[column] for column in columns)
         rows.append([name, *(f"{cell:,}" if isinstance(cell, int) else f"{cell:.2f}" for cell in cells)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return as_table(["", *columns], rows)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import tests.helpers.profiles  # noqa: F401 - loads the profile of hypothesis
 from mega_fairseq.cli.main import main
 from tests.helpers import commands
 from tests.helpers.classifiers import write_and_train
-from tests.helpers.commands import fairseq, once, preprocess_text, refused_by, trained
+from tests.helpers.commands import MEGA, PLUGIN, TRAINING, fairseq, once, preprocess_text, refused_by, trained
 from tests.helpers.recipes import bible_recipe, small_bible
 from tests.helpers.released import converter
 from tests.helpers.sweeps import make_models
@@ -63,6 +63,20 @@ def bible():
         return folder / "bin"
 
     return once("bible", binarise)
+
+
+@pytest.fixture(scope="session")
+def trained_on_documents(bible):
+    """The folder of a model of documents, after three updates."""
+
+    def train(folder):
+        task = [*PLUGIN, "--task=mega_document_translation", "--source-lang=en", "--target-lang=de"]
+        model = [*MEGA, "--rel-pos-bias=rotary", "--cross-attention-positions=sentence", "--cross-attention-window=1"]
+        windows = ["--window-tokens=280", "--valid-window-tokens=200"]
+        fairseq("train", bible, *task, *model, *windows, *TRAINING, "--save-dir", folder, "--max-update=3")
+        return folder
+
+    return once("documents", train)
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,12 @@ import pytest
 from mega_fairseq import modules
 from mega_fairseq.cli.options import architectures, options_of, tasks
 from tests.helpers.commands import FORKS, ROOT, fresh
-from tests.helpers.forking import python, write_script
+from tests.helpers.documented import DOCS, README, blocks, commands_with, documented_place, output_of, run
+from tests.helpers.recipes import run_program
 
-DOCS = ROOT / "docs"
 PLACES = ("*.md", "docs/*.md", "examples/**/*.md", "pretrained/**/*.md", "tests/**/*.md")
 DOCUMENTS = sorted(path for places in PLACES for path in ROOT.glob(places))
-SMALL = "--max-update 2 --warmup-updates 1 --num-workers 0"
+SQUARES = ROOT / "examples/pictures/squares.py"
 # Options of pip, torchrun, srun, hydra and curl.
 OTHER_PROGRAMS = {
     *["--no-deps", "--no-build-isolation", "--standalone", "--no-python", "--nproc_per_node", "--nnodes"],
@@ -31,11 +31,6 @@ OTHER_PROGRAMS = {
 
 def name_of(document):
     return str(document.relative_to(ROOT))
-
-
-def blocks(document, language):
-    """The code blocks of a document in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -97,59 +92,24 @@ def test_a_public_class_without_a_docstring_is_detected(reference, monkeypatch):
 # ------------------------------------------------------------------------------------------------ commands
 
 
-def run(block, place, cwd=ROOT):
-    """Runs shell commands as they stand in a page, but with `place` instead of /tmp."""
-    path = f"PATH={place / 'bin'}:{os.environ['PATH']}"
-    settings = [path, f"PYTHON={python()}", "OMP_NUM_THREADS=1", f"CORPUS={place / 'corpus'}", f"REPO={ROOT}"]
-    return fresh("env", *settings, f"PLACE={place}", "bash", "-euc", block.replace("/tmp/", '"$PLACE"/'), cwd=cwd)
-
-
-def commands(page, word):
-    (block,) = (block for block in blocks(page, "bash") if word in block)
-    return block
+@pytest.fixture(scope="module")
+def place():
+    return documented_place()
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with a small corpus, our documents and their words reversed, and with the commands in `bin`.
-
-    They are forked from a process that has imported fairseq, and train for two updates.
-    """
-    place = tmp_path_factory.mktemp("commands")
-    (place / "corpus").mkdir()
-    lines = [line for page in DOCS.glob("*.md") for line in page.read_text().splitlines() if line]
-    for split, part in (("train", lines[20:]), ("valid", lines[:10]), ("test", lines[10:20])):
-        (place / f"corpus/{split}.txt").write_text("".join(f"{line}\n" for line in part))
-        (place / f"corpus/{split}.en").write_text("".join(f"{line}\n" for line in part))
-        (place / f"corpus/{split}.de").write_text("".join(f"{' '.join(line.split()[::-1])}\n" for line in part))
-    (place / "bin").mkdir()
-    programs = {"fairseq-preprocess": "fairseq_cli.preprocess", "sacrebleu": "sacrebleu"}
-    programs.update({"mega-fairseq": "mega_fairseq.cli", "mega-runtime": "mega_runtime"})
-    for command, module in programs.items():
-        script = f'exec "$PYTHON" -m {module} "$@"'
-        if command == "mega-fairseq":
-            layers = "--encoder-layers 1 --decoder-layers 1"
-            small = f'case "$*" in *mega_transformer*) set -- "$@" {layers} ;; esac; set -- "$@" {SMALL}'
-            script = f'case "$1" in train) {small} ;; esac\n{script}'
-        write_script(place / "bin" / command, script)
-    (place / "bin/python").symlink_to(python())
-    return place
+def translated():
+    return output_of("bible")
 
 
 @pytest.fixture(scope="module")
-def translated(place):
-    return run(commands(ROOT / "README.md", "bible/prepare.sh"), place)
+def evaluated():
+    return output_of("addresses") + output_of("sweep")
 
 
 @pytest.fixture(scope="module")
-def evaluated(place):
-    language = commands(DOCS / "language-modelling.md", "/tmp/addresses/sweep")
-    return run(commands(ROOT / "README.md", "addresses/prepare.sh") + language, place)
-
-
-@pytest.fixture(scope="module")
-def classified(place):
-    return run(commands(ROOT / "README.md", "prepare digits") + commands(DOCS / "classification.md", "--out"), place)
+def classified():
+    return output_of("digits") + output_of("classified")
 
 
 @pytest.mark.slow
@@ -160,13 +120,13 @@ def test_readme_commands_translate_a_sentence(translated):
 
 @pytest.mark.slow
 def test_readme_commands_translate_with_an_exported_model(translated, place):
-    said = run(commands(ROOT / "README.md", "mega-fairseq export"), place)
+    said = run(commands_with(README, "mega-fairseq export"), place)
     assert re.search(r"^differences from the checkpoint: rms .*\n.*\S.*\n1 line in", said, re.MULTILINE)
 
 
 @pytest.mark.slow
 def test_readme_commands_translate_with_a_trained_model(place):
-    said = run(commands(ROOT / "README.md", "mega-runtime translate pretrained").replace(".try/bin/", ""), place)
+    said = run(commands_with(README, "mega-runtime translate pretrained").replace(".try/bin/", ""), place)
     assert said.startswith("Ich bin der Weg")
 
 
@@ -178,11 +138,10 @@ def test_readme_commands_continue_a_text(evaluated, place):
 
 
 @pytest.mark.slow
-def test_documented_commands_compare_mixers(evaluated, place):
-    (place / "compared").mkdir()
-    (place / "compared/data-lm").symlink_to(place / "addresses/bytes/bin")
-    block = commands(DOCS / "mixers.md", "compare/").replace("mega megalodon gmlp attention", "mega gmlp")
-    said = run(block, place, cwd=place / "compared")
+def test_documented_commands_compare_mixers(evaluated, place, tmp_path):
+    (tmp_path / "data-lm").symlink_to(place / "addresses/bytes/bin")
+    block = commands_with(DOCS / "mixers.md", "compare/").replace("mega megalodon gmlp attention", "mega gmlp")
+    said = run(block, place, cwd=tmp_path)
     found = re.findall(r"^([\d.]+) compare/(\w+)-[\de-]+\.log$", said, re.MULTILINE)
     assert sorted({mixer for _, mixer in found}) == ["gmlp", "mega"]
     losses = [float(loss) for loss, _ in found]
@@ -199,18 +158,17 @@ def test_documented_commands_classify_digits(classified, place):
 
 
 @pytest.mark.slow
-def test_own_pairs_are_translated_and_scored(place):
+def test_own_pairs_are_translated_and_scored(place, tmp_path):
     """From few sentences, none of which may be left without a split."""
-    (place / "own").mkdir()
     for language in ("en", "de"):
         lines = (place / f"corpus/train.{language}").read_text().splitlines(keepends=True)
-        (place / f"own/corpus.{language}").write_text("".join(lines[:300]))
-        (place / f"own/new.{language}").write_bytes("".join([*lines[300:302], "a\rb\0c\n"]).encode())
+        (tmp_path / f"corpus.{language}").write_text("".join(lines[:300]))
+        (tmp_path / f"new.{language}").write_bytes("".join([*lines[300:302], "a\rb\0c\n"]).encode())
     steps = "".join(blocks(DOCS / "own-data.md", "bash")[1:7]).replace("--beam 5", "--beam 5 --max-len-b 9")
-    output = run(steps, place, cwd=place / "own")
+    output = run(steps, place, cwd=tmp_path)
     assert "Translated 15 sentences" in output
     assert re.search(r"BLEU = [\d.]+", output)
-    assert len((place / "own/new.out").read_text().splitlines()) == 3
+    assert len((tmp_path / "new.out").read_text().splitlines()) == 3
     assert '"verbose_score"' in output
 
 
@@ -226,26 +184,21 @@ def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits_or_transpa
             ink = np.dstack([np.zeros((28, 28, 3), np.uint8), 255 - grey])  # black, on no background
             image.fromarray(ink).save(tmp_path / f"pictures/{label}/{number}-ink.png")
     monkeypatch.chdir(tmp_path)
-    program = str(ROOT / "examples/pictures/squares.py")
-    monkeypatch.setattr(sys, "argv", [program, "pictures", "data-pictures"])
-    runpy.run_path(program, run_name="__main__")
+    run_program(SQUARES, "pictures", "data-pictures")
     for split, count in (("train", 24), ("valid", 3), ("test", 3)):
         assert (np.load(f"data-pictures/{split}.npy") == grey.ravel()).all()
         assert len(Path(f"data-pictures/{split}.label").read_text().split()) == count
     assert "--values-mean" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", [program, "pictures/cat/0-ink.png"])
-    runpy.run_path(program, run_name="__main__")
+    run_program(SQUARES, "pictures/cat/0-ink.png")
     assert capsys.readouterr().out.split() == list(map(str, grey.ravel()))
 
 
 @pytest.mark.parametrize("number", [np.float32, np.int32])
-def test_pictures_of_32_bits_are_refused(tmp_path, monkeypatch, number):
+def test_pictures_of_32_bits_are_refused(tmp_path, number):
     image = pytest.importorskip("PIL.Image", reason="the program needs Pillow")
     image.fromarray(np.arange(28 * 28, dtype=number).reshape(28, 28)).save(tmp_path / "picture.tif")
-    program = str(ROOT / "examples/pictures/squares.py")
-    monkeypatch.setattr(sys, "argv", [program, str(tmp_path / "picture.tif")])
     with pytest.raises(SystemExit, match="32 bits"):
-        runpy.run_path(program, run_name="__main__")
+        run_program(SQUARES, tmp_path / "picture.tif")
 
 
 @pytest.mark.parametrize(
@@ -257,17 +210,15 @@ def test_pictures_of_32_bits_are_refused(tmp_path, monkeypatch, number):
         ("a cat/1.png", 1, "one word"),
     ],
 )
-def test_pictures_that_cannot_be_read_are_named_before_any_work(tmp_path, monkeypatch, name, share, words):
+def test_pictures_that_cannot_be_read_are_named_before_any_work(tmp_path, name, share, words):
     image = pytest.importorskip("PIL.Image", reason="the program needs Pillow")
     for each in ("dog/1.png", "dog/2.png", "dog/3.png", name):
         (tmp_path / "pictures" / each).parent.mkdir(parents=True, exist_ok=True)
         image.effect_noise((28, 28), 50).save(tmp_path / "picture.png")
         picture = (tmp_path / "picture.png").read_bytes()
         (tmp_path / "pictures" / each).write_bytes(picture[: int(len(picture) * (share if each == name else 1))])
-    program = str(ROOT / "examples/pictures/squares.py")
-    monkeypatch.setattr(sys, "argv", [program, str(tmp_path / "pictures"), str(tmp_path / "data")])
     with pytest.raises(SystemExit, match=words):
-        runpy.run_path(program, run_name="__main__")
+        run_program(SQUARES, tmp_path / "pictures", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 

@@ -15,9 +15,11 @@ from tests.helpers.forking import benchmark, python
 from tests.helpers.recipes import small_bible
 
 
-def results(path):
-    """A JSON file of results, drawn too."""
-    benchmark("quality_lm.py", "--plot", path)
+def results(experiment, folder):
+    """The results of all runs, drawn too."""
+    path = folder / "quality.json"
+    experiment.collect(folder, path)
+    experiment.plot(path)
     assert path.with_suffix(".png").stat().st_size > 5000
     return json.loads(path.read_text())
 
@@ -32,7 +34,9 @@ def test_translation_is_trained_scored_collected_and_drawn(prepared_bible, tmp_p
     assert (said.count("training "), said.count("scoring ")) == (1, 1)  # continues
     assert benchmark("quality_translation.py", *words, "--tasks=bible", "--updates=3") == ""  # done before
     assert "BLEU" in benchmark("quality_translation.py", data, folder, "--collect", out)
-    bible = results(out)["bible-transformer-1e-3-1"]
+    benchmark("quality_translation.py", "--plot", out)
+    assert out.with_suffix(".png").stat().st_size > 5000
+    bible = json.loads(out.read_text())["bible-transformer-1e-3-1"]
     assert [update for update, _ in bible["curve"]] == [1, 3]
     assert set(bible["scores"]) == {"BLEU", "chrF2"}
     assert bible["parameters"] > 1e5
@@ -61,8 +65,10 @@ def test_the_recipe_for_few_pairs_is_scored_after_several_updates_of_one_run(tmp
 
 
 @pytest.mark.slow
-def test_documents_are_translated_in_windows_and_asked_for_what_they_said(prepared_bible, tmp_path, monkeypatch):
-    data, folder, out = tmp_path / "data", tmp_path / "runs", tmp_path / "quality.json"
+def test_documents_are_translated_in_windows_and_asked_for_what_they_said(
+    prepared_bible, tmp_path, monkeypatch, capsys
+):
+    data, folder = tmp_path / "data", tmp_path / "runs"
     shutil.copytree(prepared_bible.data, data / "bible")
     benchmark("quality_documents.py", data, "--prepare", data / "bible")
     words = [data, folder, "--models=transformer", "--updates=1"]
@@ -74,8 +80,8 @@ def test_documents_are_translated_in_windows_and_asked_for_what_they_said(prepar
     quality_documents.Documents().main("")
     log = (folder / "continued-transformer-4e-3-1/train.log").read_text()
     assert "lines-transformer-4e-3-1/checkpoint_last.pt" in log
-    assert "s-BLEU" in benchmark("quality_documents.py", data, folder, "--collect", out)
-    scores = results(out)["continued-transformer-4e-3-1"]["scores"]
+    scores = results(quality_documents.Documents(), folder)["continued-transformer-4e-3-1"]["scores"]
+    assert "s-BLEU" in capsys.readouterr().out
     assert {f"{kind}-BLEU, windows of 128" for kind in "sd"} < set(scores)
     assert {f"{form}, 1" for form in quality_documents.FORMS} < set(scores)
 
@@ -96,14 +102,13 @@ def test_recall_asks_at_a_distance_for_one_of_different_answers():
 
 @pytest.mark.slow
 def test_language_models_are_prepared_trained_scored_and_collected(tmp_path):
-    text, data, folder, out = (tmp_path / name for name in ("text", "data", "runs", "quality.json"))
+    text, data, folder = (tmp_path / name for name in ("text", "data", "runs"))
     text.write_bytes(b"so it was, and so it is. " * 4000)  # eight samples of a Transformer to validate
     benchmark("quality_lm.py", data, "--prepare", text)
     words = [data, folder, "--tasks=wikipedia", "--models=gmlp,transformer", "--lr=4e-3", "--updates=1"]
     assert benchmark("quality_lm.py", *words).count("scoring ") == 2
     assert benchmark("quality_lm.py", *words) == ""  # done before
-    benchmark("quality_lm.py", data, folder, "--collect", out)
-    scores = {name: set(run["scores"]) for name, run in results(out).items()}
+    scores = {name: set(run["scores"]) for name, run in results(quality_lm.LanguageModels(), folder).items()}
     windows = (0, 256, 384)
     assert scores == {
         "wikipedia-gmlp-4e-3-1": {"valid, chunk 256", "test, chunk 256"},
@@ -113,7 +118,7 @@ def test_language_models_are_prepared_trained_scored_and_collected(tmp_path):
 
 @pytest.mark.slow
 def test_classifiers_are_trained_scored_and_collected(tmp_path):
-    data, folder, out = tmp_path / "data", tmp_path / "runs", tmp_path / "quality.json"
+    data, folder = tmp_path / "data", tmp_path / "runs"
     for task in ("fashion", "addresses"):  # few images and passages in place of those that the recipes make
         made, classes = data / task / "small/bin", quality_classify.TASKS[task].classes
         made.mkdir(parents=True)
@@ -128,8 +133,8 @@ def test_classifiers_are_trained_scored_and_collected(tmp_path):
     words = [data, folder, "--tasks=fashion,addresses", "--models=aft-local,transformer", "--lr=4e-3", "--updates=1"]
     assert benchmark("quality_classify.py", *words).count("training ") == 4
     assert benchmark("quality_classify.py", *words) == ""  # done before
-    benchmark("quality_classify.py", data, folder, "--collect", out)
-    assert all(0 <= run["scores"]["accuracy on test"] <= 100 for run in results(out).values())
+    runs_found = results(quality_classify.Classifiers(), folder).values()
+    assert all(0 <= run["scores"]["accuracy on test"] <= 100 for run in runs_found)
 
 
 @pytest.mark.slow

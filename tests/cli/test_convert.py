@@ -19,7 +19,7 @@ from tests.helpers import golden_cases as golden
 from tests.helpers import released
 from tests.helpers.commands import PLUGIN, fairseq
 from tests.helpers.golden_checks import assert_outputs, each
-from tests.helpers.golden_models import PAD
+from tests.helpers.golden_models import PAD, dictionary
 from tests.helpers.released import checkpoint, convert, load, model, save, tied_bands
 
 pytestmark = pytest.mark.skipif(not released.READS_SAFELY, reason=released.NEEDS_TORCH)
@@ -42,7 +42,7 @@ def data(tmp_path_factory):
     """A folder with the dictionaries of the golden models: bos, pad, eos, unk and words."""
     folder = tmp_path_factory.mktemp("data")
     for name in ("dict.txt", "dict.de.txt", "dict.en.txt"):
-        (folder / name).write_text("".join(f"w{i} 1\n" for i in range(TYPES - 4)))
+        dictionary(TYPES).save(str(folder / name))
     return folder
 
 

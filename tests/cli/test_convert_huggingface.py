@@ -23,6 +23,7 @@ from mega_fairseq.cli.main import main
 from mega_fairseq.tasks.mega_classification import HEAD
 from tests.helpers import golden_cases as golden
 from tests.helpers.golden_checks import assert_outputs
+from tests.helpers.golden_models import dictionary
 from tests.helpers.released import load
 from tests.helpers.small_models import encoder, language_model
 
@@ -54,9 +55,10 @@ def data(tmp_path_factory):
         folder = tmp_path_factory.mktemp("data")
         for part in ("input0", "label"):
             (folder / part).mkdir()
-        words = "".join(f"w{number} 1\n" for number in range(types - 5)) + "<mask> 1\n"
+        words = dictionary(types - 1)
+        words.add_symbol("<mask>")
         for place in (folder, folder / "input0"):
-            (place / "dict.txt").write_text(words)
+            words.save(str(place / "dict.txt"))
         (folder / "label" / "dict.txt").write_text("0 1\n1 1\n2 1\n")
         return folder
 

@@ -15,7 +15,6 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.criterions.sentence_prediction import SentencePredictionCriterion
 from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from fairseq.optim.lr_scheduler import register_lr_scheduler
 from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
     PolynomialDecayLRSchedule,
@@ -25,6 +24,7 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
 from mega_fairseq.cli.convert.names import HEAD, translate
 from mega_fairseq.models import MegaClassifier
 from tests.helpers import golden_cases as golden
+from tests.helpers.binarised import write_indexed
 from tests.helpers.commands import CPU, PLUGIN, Running, as_words, records
 from tests.helpers.released import NEEDS_TORCH, READS_SAFELY, convert
 
@@ -86,12 +86,10 @@ def other_order(tmp_path):
     data = shutil.copytree(FORK / "listops/data", tmp_path / "data")
     labels, names = data / "label-bin", np.roll(_classes(data), 3)
     (labels / "dict.txt").write_text("".join(f"{name} 1\n" for name in names))
+    dictionary, classes = Dictionary.load(str(labels / "dict.txt")), _classes(FORK / "listops/data")
     for split in SPLITS:
-        builder = MMapIndexedDatasetBuilder(str(labels / f"{split}.bin"), dtype=np.uint16)
-        dictionary = Dictionary.load(str(labels / "dict.txt"))
-        for number in recorded("listops")[f"{split}/target"]:
-            builder.add_item(dictionary.encode_line(_classes(FORK / "listops/data")[number]))
-        builder.finalize(str(labels / f"{split}.idx"))
+        numbers = recorded("listops")[f"{split}/target"]
+        write_indexed(labels / split, (dictionary.encode_line(classes[number]) for number in numbers))
     return data
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from tests.helpers import golden_cases as golden
+from tests.helpers.binarised import write_indexed
 from tests.helpers.commands import CPU, PLUGIN, Running, fairseq
 from tests.helpers.released import NEEDS_TORCH, READS_SAFELY
 
@@ -79,10 +80,7 @@ def streams(tmp_path):
     dictionary.save(str(tmp_path / "dict.txt"))
     split = MMapIndexedDataset(str(DATA / "test"))
     tokens = torch.cat([split[i] for i in range(len(split))])
-    builder = MMapIndexedDatasetBuilder(str(tmp_path / "test.bin"), dtype=np.uint16)
-    for stream in tokens.split(STREAMS):
-        builder.add_item(stream)
-    builder.finalize(str(tmp_path / "test.idx"))
+    write_indexed(tmp_path / "test", tokens.split(STREAMS))
     return tmp_path
 
 

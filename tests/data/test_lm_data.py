@@ -13,7 +13,7 @@ from mega_fairseq.data import ByteNumbers, SegmentDataset, StreamDataset
 from mega_fairseq.data.byte_numbers import ByteNumbersConfig
 from mega_fairseq.data.streams import stream_bounds
 from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
-from tests.helpers.corpora import TYPES, in_memory, tokens
+from tests.helpers.corpora import TYPES, assert_cuts_depend_only_on_seed_and_epoch, in_memory, tokens
 from tests.helpers.golden_models import PAD, dictionary
 
 EOS = 2
@@ -74,21 +74,12 @@ def long_dataset(seed):
 
 
 def test_segments_depend_only_on_seed_and_epoch():
-    cuts = set()
-    for seed in (1, 2):
-        dataset = long_dataset(seed)
-        for number in (1, 2, 3):
-            np.random.rand(number)
-            torch.rand(number)
-            dataset.set_epoch(number)
-            cuts.add(tuple(dataset.bounds.tolist()))
-    assert len(cuts) == 6
-    again = long_dataset(2)
-    again.set_epoch(3)
-    assert again.bounds.tolist() == dataset.bounds.tolist()
-    kept = again.bounds
-    again.set_epoch(3)
-    assert again.bounds is kept  # fairseq sets the same epoch several times
+    assert_cuts_depend_only_on_seed_and_epoch(long_dataset, lambda dataset: dataset.bounds)
+    dataset = long_dataset(2)
+    dataset.set_epoch(3)
+    kept = dataset.bounds
+    dataset.set_epoch(3)
+    assert dataset.bounds is kept  # fairseq sets the same epoch several times
 
 
 # ------------------------------------------------------------------------------------------------ tasks and batches

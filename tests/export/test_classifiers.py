@@ -12,6 +12,7 @@ from mega_fairseq.export.folder import write_classifier
 from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
 from mega_fairseq.tasks.prediction import Classifier as Project
 from mega_runtime import Classifier
+from tests.helpers.classifiers import assert_same_predictions
 from tests.helpers.exported import new_folder, randomised
 from tests.helpers.golden_models import dictionary
 from tests.helpers.profiles import examples
@@ -71,41 +72,34 @@ def inputs(name, lengths, seed=0):
     return [(one(n), one(max(1, n - 3))) if name.startswith("pairs") else one(n) for n in lengths]
 
 
-def assert_same(found, expected, tolerance=1e-5):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected):
-        assert list(one.probabilities) == list(other.probabilities) == LABELS
-        np.testing.assert_allclose([*one.probabilities.values()], [*other.probabilities.values()], atol=tolerance)
-        assert one.label == other.label
-        assert one.probability == one.probabilities[one.label]
-
-
 @each
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=7), size=st.integers(1, 4), seed=st.integers(0, 9))
 @examples(12)
 def test_predictions_are_those_of_the_project_in_any_batches(name, lengths, size, seed):
     project, ours = both(name)
     given_inputs = inputs(name, lengths, seed)
-    assert_same(ours.predict(given_inputs, size), project.predict(given_inputs))
-    assert_same([ours.predict([one])[0] for one in given_inputs], ours.predict(given_inputs))
+    found = ours.predict(given_inputs, size)
+    assert_same_predictions(found, project.predict(given_inputs))
+    assert all(list(one.probabilities) == LABELS for one in found)
+    assert_same_predictions([ours.predict([one])[0] for one in given_inputs], ours.predict(given_inputs))
 
 
 @pytest.mark.parametrize("name", ["tokens", "pairs of bytes", "uint8"])
 def test_predictions_in_8_bits_are_near(name):
     project, ours = both(name, "int8")
     given_inputs = inputs(name, range(1, 20))
-    assert_same(ours.predict(given_inputs), project.predict(given_inputs), 0.05)
+    assert_same_predictions(ours.predict(given_inputs), project.predict(given_inputs), 0.05)
     with pytest.raises(AssertionError):
-        assert_same(ours.predict(given_inputs), project.predict(given_inputs))
+        assert_same_predictions(ours.predict(given_inputs), project.predict(given_inputs))
 
 
 @pytest.mark.parametrize("name", ["tokens", "bytes", "pairs"])
 def test_inputs_have_the_first_token_of_the_training(name):
     project, ours = both(name, init_token=2)
     given_inputs = inputs(name, [1, 5, 19])
-    assert_same(ours.predict(given_inputs), project.predict(given_inputs))
+    assert_same_predictions(ours.predict(given_inputs), project.predict(given_inputs))
     with pytest.raises(AssertionError):
-        assert_same(ours.predict(given_inputs), both(name)[1].predict(given_inputs))
+        assert_same_predictions(ours.predict(given_inputs), both(name)[1].predict(given_inputs))
 
 
 @pytest.mark.parametrize("first", [None, 2])
@@ -114,7 +108,7 @@ def test_long_inputs_are_cut_as_in_the_training(name, first):
     first = None if name == "float" else first
     project, ours = both(name, shorten_method="truncate", init_token=first)
     given_inputs = inputs(name, [62, 63, 64, 65, 99])
-    assert_same(ours.predict(given_inputs), project.predict(given_inputs))
+    assert_same_predictions(ours.predict(given_inputs), project.predict(given_inputs))
 
 
 def test_integers_in_lists_and_larger_types_are_numbers_of_the_training():
@@ -122,14 +116,14 @@ def test_integers_in_lists_and_larger_types_are_numbers_of_the_training():
     row = [0, 255, 7]
     expected = project.predict([np.array(row, np.uint8)])
     for given_row in (row, tuple(row), np.array(row), np.array(row, np.int16)):
-        assert_same(ours.predict([given_row]), expected)
-    assert_same(both("float")[1].predict([[0.5, 1]]), both("float")[0].predict([np.array([0.5, 1])]))
+        assert_same_predictions(ours.predict([given_row]), expected)
+    assert_same_predictions(both("float")[1].predict([[0.5, 1]]), both("float")[0].predict([np.array([0.5, 1])]))
 
 
 def test_many_inputs_keep_their_order():
     project, ours = both("tokens")
     given_inputs = inputs("tokens", np.random.default_rng(0).integers(1, 30, 50))
-    assert_same(ours.predict(iter(given_inputs)), project.predict(given_inputs))
+    assert_same_predictions(ours.predict(iter(given_inputs)), project.predict(given_inputs))
     assert ours.predict([]) == []
 
 
@@ -195,8 +189,8 @@ def test_an_encoder_without_pads_is_not_the_model(monkeypatch):
     """The broken twin: an encoder that takes pads for inputs."""
     project, ours = both("tokens in chunks, mean")
     run, given_inputs = ours.encoder.run, inputs("tokens", [3, 20])
-    assert_same(ours.predict(given_inputs), project.predict(given_inputs))
+    assert_same_predictions(ours.predict(given_inputs), project.predict(given_inputs))
     everything = lambda names, x: run(names, {**x, "real": np.ones_like(x["real"])})  # noqa: E731
     monkeypatch.setattr(ours, "encoder", type("Twin", (), {"run": staticmethod(everything)}))
     with pytest.raises(AssertionError):
-        assert_same(ours.predict(given_inputs), project.predict(given_inputs))
+        assert_same_predictions(ours.predict(given_inputs), project.predict(given_inputs))

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 import socket
 import subprocess
@@ -17,78 +16,50 @@ from http.client import HTTPConnection
 import numpy as np
 import pytest
 
-from mega_fairseq.cli.main import main as mega_fairseq
 from mega_runtime import Translator
-from tests.helpers.commands import PLUGIN, ROOT, as_words, fairseq, fresh, on_each_side
-from tests.helpers.forking import benchmark, python
-from tests.helpers.recipes import bible_recipe, small_bible, text, write
+from tests.helpers.commands import PLUGIN, ROOT, as_words, fairseq, on_each_side, once
+from tests.helpers.documented import DOCS, blocks, documented_place, output_of, run
+from tests.helpers.forking import benchmark
+from tests.helpers.recipes import text, write
 
-PAGE = (ROOT / "docs/deploy.md").read_text()
-UPDATES = [*PLUGIN, "--cpu", "--max-update=2", "--warmup-updates=1", "--num-workers=0", "--optimizer=adam", "--lr=1e-3"]
-TRANSLATION = ["--arch=mega_transformer_tiny", *as_words(on_each_side(layers=1)), "--rel-pos-bias=rotary"]
-TRANSLATION += ["--share-all-embeddings", "--max-tokens=2048", "--required-batch-size-multiple=1"]
-LANGUAGE = [
-    "--task=mega_language_modeling",
-    "--arch=mega_lm_small",
-    "--criterion=mega_lm_cross_entropy",
-    "--max-tokens=2048",
-]
-DIGITS = ["--task=mega_classification", "--arch=mega_classifier_small", "--criterion=sentence_prediction"]
-DIGITS += ["--input-kind=values", "--normalization-type=batchnorm", "--batch-size=32"]
+PAGE = DOCS / "deploy.md"
 SENTENCES = ["In the beginning God created the heaven and the earth.", "", "And the earth was without form, and void."]
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+def train_documents(place):
+    """A model of documents, with the data and pieces of the README's translation model."""
+    pairs, own = place / "bible/sentencepiece", place / "own/documents"
+    shutil.copytree(pairs / "bin", own / "data", dirs_exist_ok=True)
+    shutil.copy(pairs / "codes", own / "pieces.model")
+    words = ["--task=mega_document_translation", "--cross-attention-positions=sentence", "--rel-pos-bias=rotary"]
+    words += ["--arch=mega_transformer_tiny", *as_words(on_each_side(layers=1)), "--share-all-embeddings"]
+    words += ["--max-tokens=2048", "--required-batch-size-multiple=1", "--optimizer=adam", "--lr=1e-3"]
+    words += ["--max-update=2", "--warmup-updates=1", "--num-workers=0", "--cpu", f"--save-dir={own}/checkpoints"]
+    fairseq("train", own / "data", *PLUGIN, *words)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """The README's models, one of documents, and the page's commands in `bin`."""
-    place = tmp_path_factory.mktemp("deploy")
-    bible_recipe(place, small_bible(place / "corpus")).run("prepare.sh", DATA=place / "bible")
-    pairs, own = place / "bible/sentencepiece", place / "own/documents"
-    shutil.copytree(pairs / "bin", own / "data")
-    shutil.copy(pairs / "codes", own / "pieces.model")
-    bytes_of_text = place / "addresses/bytes"
-    bytes_of_text.mkdir(parents=True)
-    line = " ".join(map(str, b"Fellow citizens, the state of the Union is sound.\n"))
-    (bytes_of_text / "text").write_text(f"{line}\n" * 40)
-    texts = [f"--{split}pref={bytes_of_text}/text" for split in ("train", "valid")]
-    fairseq("preprocess", "--only-source", *texts, f"--destdir={bytes_of_text}/bin")
-    assert mega_fairseq(["prepare", "digits", str(place / "digits")]) == 0
-    for data, folder, words in (
-        (pairs / "bin", place / "bible", ["--task=translation", *TRANSLATION]),
-        (own / "data", own, ["--task=mega_document_translation", "--cross-attention-positions=sentence", *TRANSLATION]),
-        (bytes_of_text / "bin", place / "addresses", LANGUAGE),
-        (place / "digits", place / "digits", DIGITS),
-    ):
-        fairseq("train", data, *words, *UPDATES, "--save-dir", folder / "checkpoints")
-    (place / "bin").mkdir()
-    for command, module in (("mega-fairseq", "mega_fairseq.cli"), ("mega-runtime", "mega_runtime")):
-        script = f'#!/bin/sh\nexec {shlex.quote(python())} -m {module} "$@"\n'
-        (place / "bin" / command).write_text(script)
-        (place / "bin" / command).chmod(0o755)
-    (place / "server").mkdir()
-    texts = {"new.en": SENTENCES, "letter.en": [" ".join(SENTENCES)], "book.en": SENTENCES}
-    texts["digits.txt"] = [" ".join(map(str, np.load(place / "digits/test.npy")[0]))]
-    for name, lines in texts.items():
-        write(place / "server" / name, lines)
+def place():
+    """A folder with the README's models, one of documents, and the page's commands in `bin`."""
+    for name in ("bible", "addresses", "digits"):
+        output_of(name)
+    place = documented_place()
+    once("documented-documents", lambda _: train_documents(place))
     return place
 
 
-def here(block, place):
-    return block.replace("/tmp/", f"{place}/")
-
-
 @pytest.fixture(scope="module")
-def server(place):
-    """A folder with the exported models."""
-    for block in blocks("bash"):
+def server(place, tmp_path_factory):
+    """A folder with the exported models, in which the page's commands have run."""
+    server = tmp_path_factory.mktemp("server")
+    write(server / "new.en", SENTENCES)
+    write(server / "letter.en", [" ".join(SENTENCES)])
+    write(server / "book.en", SENTENCES)
+    write(server / "digits.txt", [" ".join(map(str, np.load(place / "digits/test.npy")[0]))])
+    for block in blocks(PAGE, "bash"):
         if "mega-" in block:  # not those that install or serve
-            path = f"PATH={shlex.quote(str(place))}/bin:$PATH PYTHONPATH={shlex.quote(f'{ROOT}:{ROOT}/runtime')}"
-            fresh("bash", "-euc", f"export {path}\n{here(block, place)}", cwd=place / "server")
-    return place / "server"
+            run(block, place, cwd=server)
+    return server
 
 
 @pytest.mark.slow
@@ -105,8 +76,8 @@ def test_documented_commands_translate_continue_score_and_classify(server):
 @pytest.mark.slow
 def test_documented_programs_run(server, place, monkeypatch):
     monkeypatch.chdir(server)
-    for program in blocks("python"):
-        exec(compile(here(program, place), "docs/deploy.md", "exec"), {})
+    for program in blocks(PAGE, "python"):
+        exec(compile(program.replace("/tmp/", f"{place}/"), "docs/deploy.md", "exec"), {})
 
 
 @pytest.fixture

@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 from mega_fairseq.tasks.line_counts import LineSearch, keep_lines
 from mega_runtime.lines import LineRules, Places, split
 from mega_runtime.translator import Translator, windows
-from tests.helpers.exported import CHUNKS, assert_same, documents, net_input, ours, translation
+from tests.helpers.exported import CHUNKS, documents, ours, translation
 from tests.helpers.golden_models import PAD
+from tests.helpers.hypotheses import assert_lines, assert_same, plain
 from tests.helpers.profiles import examples
-from tests.helpers.small_models import EOS, SEPARATOR, SEPARATORS, TYPES, documents_task, translation_model
+from tests.helpers.small_models import (
+    EOS,
+    SEPARATOR,
+    SEPARATORS,
+    TYPES,
+    documents_task,
+    net_input,
+    translation_model,
+    windows_of,
+)
 
 MODELS = {
     "by token": {"normalize_before": True, "ends": 1.0},
@@ -27,15 +37,6 @@ each = pytest.mark.parametrize("name", MODELS)
 LINES = st.lists(st.integers(1, 7), min_size=1, max_size=6)
 BATCHES = st.lists(LINES, min_size=1, max_size=4)
 CASE = [[3, 1, 4], [2], [5, 2, 2, 1, 6]]
-
-
-def windows_of(batch, seed=0):
-    """Sources with lines of these lengths."""
-    draw, rows = np.random.default_rng(seed), []
-    for lengths in batch:
-        text = [[*draw.integers(4, SEPARATOR, length).tolist(), SEPARATOR] for length in lengths]
-        rows.append([*sum(text, [])[:-1], EOS])
-    return rows
 
 
 # ------------------------------------------------------------------------------------------- rules
@@ -96,18 +97,7 @@ def test_places_are_those_of_the_project(batch, within, seed):
 def of_project(name, row, beam):
     task, model, _ = documents(**MODELS[name])
     generator = task.build_generator([model], Namespace(beam=beam))
-    found = task.inference_step(generator, [model], {"net_input": net_input([row])})
-    return [[(h["tokens"].tolist(), float(h["score"])) for h in each] for each in found]
-
-
-def assert_lines(batch, found, a=0.5, b=3.0):
-    for lengths, hypotheses in zip(batch, found):
-        for tokens, score in hypotheses:
-            text = split(tokens[:-1], SEPARATOR)
-            assert np.isfinite(score)
-            assert tokens.index(EOS) == len(tokens) - 1
-            assert len(text) == len(lengths)
-            assert all(0 < len(line) <= max(1, int(a * n + b)) for line, n in zip(text, lengths))
+    return plain(task.inference_step(generator, [model], {"net_input": net_input([row])}))
 
 
 @each
@@ -117,7 +107,7 @@ def test_windows_in_batches_have_the_hypotheses_of_the_project_alone(name):
     def check(batch, beam, seed):
         rows = windows_of(batch, seed)
         found = ours(documents(**MODELS[name])[2], rows, beam=beam)
-        assert_lines(batch, found)
+        assert_lines(batch, found, 0.5, 3.0)
         for row, alone in zip(rows, found):
             assert_same([alone], of_project(name, row, beam))
 
@@ -146,7 +136,7 @@ def limited(positions, ends=0.0):
 
 def test_more_lines_than_the_model_can_write_are_refused():
     model = limited(48)
-    assert_lines([[1] * 24], ours(model, windows_of([[1] * 24])))
+    assert_lines([[1] * 24], ours(model, windows_of([[1] * 24])), 0.5, 3.0)
     with pytest.raises(ValueError, match="25 lines .* 47 tokens; give shorter windows"):
         model.search(windows_of([[1] * 25]))
 
@@ -178,10 +168,10 @@ def lines_of_sentences_that_left(monkeypatch):
 )
 def test_other_rules_are_detected(monkeypatch, twin, ends):
     model = documents(ends=ends, **CHUNKS)[2]
-    assert_lines(CASE, ours(model, windows_of(CASE)))
+    assert_lines(CASE, ours(model, windows_of(CASE)), 0.5, 3.0)
     twin(monkeypatch)
     with pytest.raises(AssertionError):
-        assert_lines(CASE, ours(model, windows_of(CASE)))
+        assert_lines(CASE, ours(model, windows_of(CASE)), 0.5, 3.0)
 
 
 # ------------------------------------------------------------------------------------------- text

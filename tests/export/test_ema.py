@@ -12,6 +12,7 @@ from mega_fairseq.export.ema import BLOCK, Poles, ema_both_directions, poles, re
 from mega_fairseq.modules import DampedEMA
 from mega_fairseq.ops.ema import EMACoefficients, ema_naive
 from tests.helpers.exported import assert_near, random, run
+from tests.helpers.parameters import perturbed
 from tests.helpers.profiles import examples
 
 DIM = 6
@@ -21,11 +22,7 @@ LENGTHS = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 67, 4 * BLOCK]
 def ema(both=False, ndim=16, spread=0.3, seed=0):
     """With poles and weights that a training moved away from their first values by `spread`."""
     torch.manual_seed(seed)
-    module = DampedEMA(DIM, ndim, both)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(spread * torch.randn_like(parameter))
-    return module
+    return perturbed(DampedEMA(DIM, ndim, both), spread)
 
 
 def definition(module, x, lengths=None, truncation=None):

@@ -10,19 +10,10 @@ from hypothesis import strategies as st
 
 from mega_fairseq.export import stacks
 from mega_fairseq.export.graph import LARGEST, MICROSOFT, Graph
-from mega_runtime import decoder
 from mega_runtime.decoder import MASKED, Decoder
 from mega_runtime.translator import Translator
-from tests.helpers.exported import (
-    CHUNK,
-    CHUNKS,
-    SEARCHED,
-    assert_same,
-    documents,
-    ours,
-    sources,
-    translation,
-)
+from tests.helpers.exported import CHUNK, CHUNKS, SEARCHED, documents, ours, sources, translation
+from tests.helpers.hypotheses import assert_same
 from tests.helpers.profiles import examples
 
 each = pytest.mark.parametrize("name", ["whole", "laplace", "chunks", "no ends"])
@@ -30,13 +21,6 @@ LENGTHS = st.lists(st.integers(1, 3 * CHUNK), min_size=2, max_size=11)
 LIMITS = st.sampled_from([{}, {}, {"max_len_a": 0.2, "max_len_b": 0, "min_len": 0}])
 CUTS = st.lists(st.integers(0, 9), max_size=3)
 OPTIONS = {"beam": 4, "max_len_a": 0.5, "max_len_b": 10}
-
-
-@pytest.fixture
-def full(monkeypatch):
-    """Places are dropped at nearly each step."""
-    monkeypatch.setattr(decoder, "FREE", 1)
-    monkeypatch.setattr(decoder, "FREE_OF_BATCHES", 1)
 
 
 def parts_of(rows, cuts):

@@ -10,8 +10,8 @@ import torch
 from mega_fairseq.export.folder import write_translation
 from mega_fairseq.export.stacks import encode
 from mega_runtime import Translator
-from tests.helpers.exported import CHUNK, CHUNKS, assert_near, net_input, new_folder, run, sources
-from tests.helpers.small_models import EOS, translation_model
+from tests.helpers.exported import CHUNK, CHUNKS, assert_near, new_folder, run, sources
+from tests.helpers.small_models import EOS, net_input, translation_model
 
 OPTIONS = {
     "whole": {},

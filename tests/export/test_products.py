@@ -2,7 +2,6 @@
 
 import numpy as np
 import onnxruntime
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +9,8 @@ from mega_fairseq.export.folder import PROBE_WIDTH
 from mega_fairseq.export.graph import in_8_bits
 from mega_runtime import LanguageModel, Translator
 from mega_runtime.folder import PROBE, Folder
-from tests.helpers.exported import SEARCHED, language, random, run, sources, translation
+from tests.helpers.exported import SEARCHED, language, ours, random, run, sources, translation
+from tests.helpers.hypotheses import assert_same
 from tests.helpers.profiles import examples
 
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 70), st.integers(1, 40))
@@ -119,13 +119,11 @@ def test_models_in_float32_have_no_probe():
 def test_both_forms_of_products_give_the_same():
     rows = sources(9, 20)
     found = [
-        Translator(translation("int8", **SEARCHED["chunks"])[1].folder.path, exact_products=exact).search(rows)
+        ours(Translator(translation("int8", **SEARCHED["chunks"])[1].folder.path, exact_products=exact), rows)
         for exact in (True, False, None)
     ]
     for other in found[1:]:
-        for one, two in zip(found[0], other):
-            assert [h.tokens for h in one] == [h.tokens for h in two]
-            assert [h.score for h in one] == pytest.approx([h.score for h in two], abs=1e-5)
+        assert_same(other, found[0], 1e-5, tie=0)
     text = sources(30)[0]
     models = [LanguageModel(language("int8")[1].folder.path, exact_products=exact) for exact in (True, False)]
     scores = [model.score_tokens(text) for model in models]

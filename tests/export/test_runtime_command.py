@@ -42,6 +42,13 @@ def process(outside):
     return call
 
 
+def piped(outside, *options):
+    """A process that translates what is written into it."""
+    words = [sys.executable, "-m", "mega_runtime", "translate", str(folder()), *options]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(words, **pipes, **outside)
+
+
 @pytest.fixture
 def command(capsys, tmp_path):
     """The same without a new process, with this text or these bytes in a file, or None for commands that read none."""
@@ -272,9 +279,7 @@ def test_a_folder_is_described(process, command, tmp_path):
 
 def test_a_reader_that_stops_ends_the_command_quietly(outside):
     """As `| head -1` does."""
-    words = [sys.executable, "-m", "mega_runtime", "translate", str(folder()), "--max-len-b=2", "--batch-tokens=1"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, **pipes, **outside) as process:
+    with piped(outside, "--max-len-b=2", "--batch-tokens=1") as process:
         process.stdin.write(b"w1 w2\n" * 3000)
         process.stdin.close()
         first = process.stdout.readline().decode()
@@ -297,9 +302,7 @@ def test_closed_streams_do_not_matter(outside):
 
 
 def test_an_interrupt_ends_the_command_quietly(outside):
-    words = [sys.executable, "-m", "mega_runtime", "translate", str(folder()), "--max-len-b=2"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, **pipes, **outside) as process:
+    with piped(outside, "--max-len-b=2") as process:
         process.stdin.write(b"w1 w2\n" * 1500)
         process.stdin.flush()
         process.stdout.readline()  # the rest waits for more lines
@@ -310,9 +313,7 @@ def test_an_interrupt_ends_the_command_quietly(outside):
 
 
 def test_lines_are_answered_one_by_one_on_request(outside):
-    words = [sys.executable, "-m", "mega_runtime", "translate", str(folder()), "--max-len-b=3", "--buffer-size=1"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, **pipes, **outside) as process:
+    with piped(outside, "--max-len-b=3", "--buffer-size=1") as process:
         for text in ("w1 w2", "", "w3"):
             process.stdin.write(f"{text}\n".encode())
             process.stdin.flush()

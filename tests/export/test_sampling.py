@@ -92,16 +92,17 @@ def test_options_may_be_any_numbers(options):
     assert language()[1].continue_text("w1 " * 200, **options).startswith("w1 " * 200)
 
 
-def test_a_stop_string_that_is_empty_is_refused():
-    with pytest.raises(ValueError, match="stop string is empty"):
-        language()[1].continue_text("w1", stop=[".", ""])
-    with pytest.raises(TypeError, match="stop is a single text; give a list"):
-        language()[1].continue_text("w1", stop=".")
-
-
-def test_a_stop_string_is_text():
-    with pytest.raises(TypeError, match="a stop string is of type int; give str"):
-        language()[1].continue_text("w1", stop=[1])
+@pytest.mark.parametrize(
+    ("stop", "kind", "words"),
+    [
+        ([".", ""], ValueError, "stop string is empty"),
+        (".", TypeError, "stop is a single text; give a list"),
+        ([1], TypeError, "a stop string is of type int; give str"),
+    ],
+)
+def test_what_are_no_stop_strings_is_refused(stop, kind, words):
+    with pytest.raises(kind, match=words):
+        language()[1].continue_text("w1", stop=stop)
 
 
 def test_stop_strings_may_be_any_iterable():

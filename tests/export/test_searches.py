@@ -7,15 +7,8 @@ from hypothesis import strategies as st
 
 from mega_runtime import Translator
 from mega_runtime.search import Search
-from tests.helpers.exported import (
-    CHUNK,
-    SEARCHED,
-    assert_same,
-    ours,
-    sources,
-    theirs,
-    translation,
-)
+from tests.helpers.exported import CHUNK, SEARCHED, ours, sources, theirs, translation
+from tests.helpers.hypotheses import assert_same
 from tests.helpers.profiles import examples
 from tests.helpers.small_models import EOS, TYPES
 

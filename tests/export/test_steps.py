@@ -12,9 +12,9 @@ from mega_fairseq.export import stacks
 from mega_fairseq.export.folder import write_translation
 from mega_runtime import Translator, decoder
 from mega_runtime.decoder import Decoder
-from tests.helpers.exported import CHUNKS, LINES, net_input, new_folder, sources
+from tests.helpers.exported import CHUNKS, LINES, new_folder, sources
 from tests.helpers.profiles import examples
-from tests.helpers.small_models import EOS, SEPARATORS, translation_model
+from tests.helpers.small_models import EOS, SEPARATORS, net_input, translation_model
 
 OPTIONS = {
     "whole": {"decoder_n_dim": 16},
@@ -74,13 +74,6 @@ def check(model, translator, lengths, beams, steps, seed):
             scores = model(**net_input([rows[sentence]] * beams), prev_output_tokens=before)
             expected = model.get_normalized_probs(scores, log_probs=True).numpy()
         np.testing.assert_allclose(np.array(found), expected, atol=2e-5, rtol=0)
-
-
-@pytest.fixture
-def full(monkeypatch):
-    """Places are dropped at nearly each step."""
-    monkeypatch.setattr(decoder, "FREE", 1)
-    monkeypatch.setattr(decoder, "FREE_OF_BATCHES", 1)
 
 
 CASES = given(

@@ -72,15 +72,21 @@ def test_a_text_of_unknown_pieces_does_not_hide_those_of_all_texts(caplog):
 
 @pytest.mark.parametrize(
     ("given_text", "kind", "words"),
-    [("a\ud83d", ValueError, "surrogate"), ("w1 <pad>", ValueError, "<pad>; remove it"), (b"w1", TypeError, "bytes")],
+    [
+        ("a\ud83d", ValueError, "surrogate"),
+        ("w1 <pad>", ValueError, "<pad>; remove it"),
+        (b"w1", TypeError, "is of type bytes; give str"),
+        (None, TypeError, "is of type NoneType; give str"),
+        (1, TypeError, "is of type int; give str"),
+    ],
 )
 def test_what_is_no_text_is_refused(given_text, kind, words):
     """JSON, file names and arguments of commands can have surrogates."""
     for call in (translation()[1].translate, translation()[1].translate_paragraphs):
-        with pytest.raises(kind, match=f"line 2 .*{words}"):
+        with pytest.raises(kind, match=f"line 2 (.* )?{words}"):
             call(["w1", given_text])
     for call in (language()[1].continue_text, language()[1].score):
-        with pytest.raises(kind, match=f"the text .*{words}"):
+        with pytest.raises(kind, match=f"the text (.* )?{words}"):
             call(given_text)
 
 
@@ -190,12 +196,6 @@ def test_a_line_that_is_too_long_is_named():
     with pytest.raises(ValueError, match="line 2 has 401 tokens and the model reads 400; shorten it"):
         translation()[1].translate(["w1", "w1 " * 400])
     assert len(translation()[1].translate(["w1 " * 399], beam=1, max_len_b=3)) == 1
-
-
-@pytest.mark.parametrize("text", [b"w1", None, 1])
-def test_what_is_not_text_is_refused(text):
-    with pytest.raises(TypeError, match=f"line 2 is of type {type(text).__name__}; give str"):
-        translation()[1].translate(["w1", text])
 
 
 @pytest.mark.parametrize("size", [1, 2, 1000])

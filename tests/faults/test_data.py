@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
+from tests.helpers.binarised import write_indexed
 from tests.helpers.commands import CPU, LM, PLUGIN, failure, fairseq, perplexity, records, trained
 
 pytestmark = pytest.mark.slow
@@ -73,10 +73,7 @@ def test_documents_of_one_token_are_trained_on_and_evaluated(tmp_path):
 def binarise(path, lines, types=20):
     """Writes lines of these lengths; fairseq-preprocess would take a minute for a line of a million words."""
     chance = np.random.default_rng(1)
-    builder = MMapIndexedDatasetBuilder(f"{path}.bin", dtype=np.uint16)
-    for length in lines:
-        builder.add_item(torch.from_numpy(np.append(chance.integers(4, types, length - 1), 2)))
-    builder.finalize(f"{path}.idx")
+    write_indexed(path, (torch.from_numpy(np.append(chance.integers(4, types, length - 1), 2)) for length in lines))
 
 
 def test_a_huge_line_is_trained_on_in_segments_and_evaluated(tmp_path):

@@ -182,7 +182,7 @@ def no_data(tmp_path_factory):
     """A folder with equal dictionaries for both tasks and with files of embeddings."""
     folder = tmp_path_factory.mktemp("no_data")
     for name in ("dict.txt", "dict.de.txt", "dict.en.txt"):
-        (folder / name).write_text("".join(f"w{number} 1\n" for number in range(36)))
+        dictionary(40).save(str(folder / name))
     rows = {"narrow": ("w7", "0.5", 8), "foreign": ("x", "0.5", 32), "nan": ("w7", "nan", 32)}
     for name, (word, number, width) in rows.items():
         (folder / name).write_text(f"1 {width}\n{word} {' '.join([number] * width)}\n")

@@ -80,6 +80,15 @@ def words_of(kind: str, **more: Any) -> List[str]:
     return [*task_of(kind), *as_words(given)]
 
 
+def assert_same_predictions(found: List[Any], expected: List[Any], tolerance: float = 1e-5) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        assert list(one.probabilities) == list(other.probabilities)
+        np.testing.assert_allclose([*one.probabilities.values()], [*other.probabilities.values()], atol=tolerance)
+        assert one.label == other.label
+        assert one.probability == one.probabilities[one.label]
+
+
 def write_and_train(kind: str, place: Path) -> SimpleNamespace:
     data, folder = place / "data", place / "model"
     data.mkdir()

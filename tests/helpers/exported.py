@@ -1,10 +1,10 @@
-"""Small models as exported folders, parts of them as graphs of their own, and how to compare hypotheses."""
+"""Small models as exported folders, parts of them as graphs of their own, and the hypotheses of both searches."""
 
 import tempfile
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import onnxruntime
@@ -19,6 +19,7 @@ from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask,
 from mega_fairseq.tasks.prediction import Classifier
 from mega_runtime import LanguageModel, Translator
 from tests.helpers.golden_models import dictionary
+from tests.helpers.hypotheses import Found, plain
 from tests.helpers.small_models import (
     EOS,
     SEPARATOR,
@@ -26,7 +27,7 @@ from tests.helpers.small_models import (
     classifier,
     documents_task,
     language_model,
-    padded,
+    net_input,
     translation_model,
 )
 
@@ -169,15 +170,9 @@ def sources(*lengths: int, seed: int = 0) -> List[List[int]]:
     return [[*draw.integers(4, TYPES, length - 1).tolist(), EOS] for length in lengths]
 
 
-def net_input(rows: Sequence[Sequence[int]], left: bool = True) -> Dict[str, Tensor]:
-    tokens = padded([torch.tensor(row) for row in rows], left)
-    return {"src_tokens": tokens, "src_lengths": torch.tensor(list(map(len, rows)))}
-
-
 # ------------------------------------------------------------------------------------------------ hypotheses
 
 FAIRSEQ_NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}
-Found = List[List[Tuple[List[int], float]]]
 
 
 def theirs(model: nn.Module, rows: Sequence[Sequence[int]], **options: Any) -> Found:
@@ -185,21 +180,8 @@ def theirs(model: nn.Module, rows: Sequence[Sequence[int]], **options: Any) -> F
     options = {"beam": 5, "max_len_a": 0, "max_len_b": 200, "min_len": 1, **options}
     words = {FAIRSEQ_NAMES.get(name, name): value for name, value in options.items()}
     generator = SequenceGenerator([model], model.decoder.dictionary, **words)
-    found = generator.generate([model], {"net_input": net_input(rows)})
-    return [[(h["tokens"].tolist(), float(h["score"])) for h in each] for each in found]
+    return plain(generator.generate([model], {"net_input": net_input(rows)}))
 
 
 def ours(translator: Translator, rows: Sequence[Sequence[int]], **options: Any) -> Found:
     return [[(h.tokens, h.score) for h in each] for each in translator.search(rows, **options)]
-
-
-def assert_same(found: Found, expected: Found, tolerance: float = 1e-4, tie: float = 1e-5) -> None:
-    """The same tokens and, within the tolerance, scores; hypotheses whose scores differ by less than `tie` may swap."""
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected):
-        assert len(one) == len(other)
-        np.testing.assert_allclose([s for _, s in one], [s for _, s in other], atol=tolerance, rtol=0)
-        for tokens, score in one:
-            assert any(tokens == same and abs(score - near) < tolerance for same, near in other)
-        for (tokens, _), (same, score) in zip(one, other):
-            assert tokens == same or sum(abs(score - near) < tie for _, near in other) > 1

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tarfile
 from pathlib import Path
 from typing import Any, Dict, Iterable, List
 
+import pytest
 from omegaconf import DictConfig
 
 from tests.helpers.commands import ROOT
@@ -28,6 +30,13 @@ def program(name: str) -> Any:
         return importlib.import_module(path.stem)
     finally:
         sys.path.pop(0)
+
+
+def run_program(path: Path, *words: Any) -> None:
+    """Runs a Python program of examples/ in this process, with these words of a command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(path), *map(str, words)])
+        runpy.run_path(str(path), run_name="__main__")
 
 
 BIBLE = EXAMPLES / "wmt16_en_de/bible"

@@ -4,10 +4,11 @@ from argparse import Namespace
 from dataclasses import fields
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from fairseq.models.transformer import TransformerModel, base_architecture
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from mega_fairseq.models import (
     MegaClassifier,
@@ -23,6 +24,7 @@ from mega_fairseq.models.decoder import STATE
 from mega_fairseq.modules import EXAMPLES, MIXERS
 from mega_fairseq.tasks import MegaDocumentTranslationConfig, MegaDocumentTranslationTask
 from tests.helpers.golden_models import PAD, classification, dictionary, task
+from tests.helpers.parameters import perturbed
 
 TYPES, EOS = 40, 2  # size of the dictionary, end of sentence
 SIZES = {"layers": 2, "embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4, "ffn_embed_dim": 20}
@@ -31,14 +33,6 @@ SIZES = {"layers": 2, "embed_dim": 16, "hidden_dim": 24, "z_dim": 8, "n_dim": 4,
 def _sizes(side: str, mixer: str) -> Dict[str, int]:
     others = {"layers", "embed_dim", "ffn_embed_dim"}
     return {f"{side}_{name}": size for name, size in SIZES.items() if mixer == "mega" or name in others}
-
-
-def _perturbed(model: nn.Module, scale: float, adaptive: float) -> nn.Module:
-    """The model in eval mode, with weights that differ from layer to layer, since zero or equal ones hide errors."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.add_((adaptive if "adaptive" in name else scale) * torch.randn_like(parameter))
-    return model.eval()
 
 
 def mixer_of(name: str) -> str:
@@ -71,7 +65,7 @@ def translation_model(types: int = TYPES, **options: Any) -> MegaTransformerMode
     cfg = MegaTransformerConfig(**{**sizes, "max_source_positions": 400, "max_target_positions": 400, **options})
     translation = task(types)
     translation.separators = SEPARATORS
-    return _perturbed(MegaTransformerModel.build_model(cfg, translation), 0.2, 0.2)
+    return perturbed(MegaTransformerModel.build_model(cfg, translation), 0.2)
 
 
 def documents_task(**options: Any) -> MegaDocumentTranslationTask:
@@ -91,6 +85,15 @@ def sources(pad_left: bool = True) -> Tensor:
 
 def targets(length: int = 5) -> Tensor:
     return torch.randint(4, TYPES, (SENTENCES, length), generator=torch.Generator().manual_seed(2))
+
+
+def windows_of(documents: Sequence[Sequence[int]], seed: int = 0) -> List[List[int]]:
+    """Sources of `documents_task` with lines of these lengths."""
+    draw, rows = np.random.default_rng(seed), []
+    for lengths in documents:
+        lines = [[*draw.integers(4, SEPARATOR, length).tolist(), SEPARATOR] for length in lengths]
+        rows.append([*sum(lines, [])[:-1], EOS])
+    return rows
 
 
 @st.composite
@@ -163,7 +166,11 @@ def language_model(types: int = TYPES, **options: Any) -> MegaLanguageModel:
     if "decoder_z_dim" in sizes:
         common["rel_pos_bias"] = "rotary"
     cfg = MegaLMConfig(**{**sizes, **common, "max_target_positions": 64, **options})
-    return _perturbed(MegaLanguageModel.build_model(cfg, task(types)), 0.1, 0.3)
+    model = MegaLanguageModel.build_model(cfg, task(types))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.add_((0.3 if "adaptive" in name else 0.1) * torch.randn_like(parameter))
+    return model.eval()
 
 
 def texts(*lengths: int, types: int = TYPES) -> Tuple[List[Tensor], List[Tensor]]:
@@ -177,6 +184,12 @@ def padded(rows: List[Tensor], left: bool) -> Tensor:
     width = max(row.numel() for row in rows)
     pads = [torch.full((width - row.numel(),), PAD) for row in rows]
     return torch.stack([torch.cat([pad, row] if left else [row, pad]) for pad, row in zip(pads, rows)])
+
+
+def net_input(rows: Sequence[Any], left: bool = True) -> Dict[str, Tensor]:
+    """Sources of a batch as fairseq gives them to models."""
+    tokens = padded([torch.as_tensor(row) for row in rows], left)
+    return {"src_tokens": tokens, "src_lengths": torch.tensor(list(map(len, rows)))}
 
 
 # ------------------------------------------------------------------------------------------------ encoders
@@ -206,7 +219,7 @@ def _with_head(model: Any, config: Any, types: Optional[int], options: Dict[str,
     cfg = config(**{**sizes, "dropout": 0.0, "max_positions": 64, **options})
     made = model.build_model(cfg, classification(types))
     made.register_classification_head("head", num_classes=3)
-    return _perturbed(made, 0.2, 0.2)
+    return perturbed(made, 0.2)
 
 
 def encoder(types: int = TYPES, **options: Any) -> MegaEncoderModel:

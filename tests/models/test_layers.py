@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.helpers.small_models import SENTENCES, TYPES, classifier, encoder, language_model, translation_model
+from tests.ops.helpers import kept_for_backward
 
 LENGTH = 60  # several chunks of the language model
 MODELS = {"translation": translation_model, "language model": language_model, "masked language model": encoder}
@@ -31,18 +32,13 @@ def sides(model):
 
 
 def step(kind, **options):
-    """The loss and gradients of a training step, and the bytes that its forward pass saves for backward."""
-    model, kept = MODELS[kind](**DROPOUTS, **options).train(), []
-
-    def pack(tensor):
-        kept.append(tensor.numel() * tensor.element_size())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = scores(model).logsumexp(-1).mean()
+    """The loss and gradients of a training step, and how many numbers its forward pass keeps for the backward pass."""
+    model = MODELS[kind](**DROPOUTS, **options).train()
+    kept = sum(kept_for_backward(lambda: scores(model)))
+    loss = scores(model).logsumexp(-1).mean()
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return SimpleNamespace(loss=loss, gradients=gradients, kept=sum(kept))
+    return SimpleNamespace(loss=loss, gradients=gradients, kept=kept)
 
 
 @every_model

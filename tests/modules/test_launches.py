@@ -3,9 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._library.custom_ops import OPDEFS
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from mega_fairseq.modules import (
     MIXERS,
@@ -26,69 +23,57 @@ from mega_fairseq.ops.attention.fixed import triton as fixed
 from mega_fairseq.ops.ema import triton as ema
 from mega_fairseq.ops.timestep_norm import triton as timestep_norm
 from tests.helpers.pretended_device import PretendedDevice, moved
+from tests.ops.helpers import Recorder, kept_for_backward
 
 BATCH, CHUNK, DIM, SHARED, VALUES = 2, 8, 16, 4, 32
 IN_FUSED_ATTENTION = (1, 3)  # kernels of cuDNN, forward and backward
-
-
-class Launches(TorchDispatchMode):
-    """Counts operations that write to memory: not views, and not what other operators consist of."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def add(self):
-        self.count += 1
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.name() in OPDEFS:
-            with self:
-                return OPDEFS[func.name()]._init_fn(*args, **(kwargs or {}))
-        result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
-        tensors = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.numel()]
-        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        new = [t for t in tensors if t.untyped_storage().data_ptr() not in given]
-        self.count += "empty" not in name and bool(tensors and (new or name.endswith("_")))
-        return result
 
 
 class FusedAttention(torch.autograd.Function):
     """Stands in for the GPU's kernels, with their layout of outputs and gradients."""
 
     @staticmethod
-    def forward(ctx, launches, q, k, v):
-        ctx.launches, ctx.tensors = launches, (q, k, v)
-        launches.count += IN_FUSED_ATTENTION[0]
+    def forward(ctx, recorder, q, k, v):
+        ctx.recorder, ctx.tensors = recorder, (q, k, v)
+        recorder.launches += IN_FUSED_ATTENTION[0]
         return torch.empty_like(q)
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.launches.count += IN_FUSED_ATTENTION[1]
+        ctx.recorder.launches += IN_FUSED_ATTENTION[1]
         return (None, *map(torch.empty_like, ctx.tensors))
+
+
+def count_kernels(recorder, modules, monkeypatch):
+    """Counts each launch of our kernels in these modules, without running it."""
+
+    def launch(*args, **options):
+        recorder.launches += 1
+
+    for module in modules:
+        monkeypatch.setattr(module, "launch", launch)
 
 
 def launches_of(layer, monkeypatch):
     """Of forward, and of forward and backward."""
-    launches = Launches()
+    recorder = Recorder()
 
     def attend(q, k, v, *options, **scale):
-        return FusedAttention.apply(launches, q, k, v)
+        return FusedAttention.apply(recorder, q, k, v)
 
     backend._choose.cache_clear()
     monkeypatch.setenv("MEGA_BACKEND", "triton")
     monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
-    for module in (rows, ema, timestep_norm, tile_kernels):
-        monkeypatch.setattr(module, "launch", lambda *args, **options: launches.add())
+    count_kernels(recorder, (rows, ema, timestep_norm, tile_kernels), monkeypatch)
     with PretendedDevice():
         layer, x = moved(layer.bfloat16()), moved(torch.ones(BATCH, 2 * CHUNK, DIM, dtype=torch.bfloat16))
         x.requires_grad_()
-        with launches:
+        with recorder:
             y, _ = layer(x)
-            forward = launches.count
+            forward = recorder.launches
             y.backward(y.detach())
     backend._choose.cache_clear()
-    return forward, launches.count
+    return forward, recorder.launches
 
 
 def block(norm="layernorm", cross_attention=None):
@@ -111,14 +96,6 @@ def test_a_training_step_of_megalodon_takes_few_launches(monkeypatch):
     assert total <= 115
 
 
-def hidden_sizes(layer, x):
-    """How many numbers each tensor has that is saved for backward."""
-    sizes = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()), list):
-        layer(x.requires_grad_())
-    return sizes
-
-
 @pytest.mark.parametrize("gpu", [False, True], ids=["CPU", "GPU"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_feed_forward_layer_saves_its_hidden_layer_once(dropout, gpu, monkeypatch):
@@ -130,12 +107,12 @@ def test_a_feed_forward_layer_saves_its_hidden_layer_once(dropout, gpu, monkeypa
         monkeypatch.setenv("MEGA_BACKEND", "triton")
         monkeypatch.setattr(rows, "launch", lambda *args, **options: None)
         backend._choose.cache_clear()
-        with PretendedDevice(), Launches():
-            sizes = hidden_sizes(moved(layer), moved(x))
+        with PretendedDevice(), Recorder():
+            kept = kept_for_backward(lambda: moved(layer)(moved(x).requires_grad_()))
         backend._choose.cache_clear()
     else:
-        sizes = hidden_sizes(layer, x)
-    assert (sizes.count(3 * 500 * 6) == 1) == (not dropout)
+        kept = kept_for_backward(lambda: layer(x.requires_grad_()))
+    assert (kept.count(3 * 500 * 6) == 1) == (not dropout)
 
 
 def test_a_replaced_projection_takes_more_launches(monkeypatch):
@@ -146,9 +123,8 @@ def test_a_replaced_projection_takes_more_launches(monkeypatch):
 
 @torch.no_grad()
 def test_a_decoding_step_of_a_block_takes_few_launches(monkeypatch):
-    launches, layer = Launches(), block(cross_attention=GatedCrossAttentionConfig(DIM, prenorm=True)).eval()
-    for module in (rows, ema, fixed):
-        monkeypatch.setattr(module, "launch", lambda *args, **options: launches.add())
+    recorder, layer = Recorder(), block(cross_attention=GatedCrossAttentionConfig(DIM, prenorm=True)).eval()
+    count_kernels(recorder, (rows, ema, fixed), monkeypatch)
     backend._choose.cache_clear()
     monkeypatch.setenv("MEGA_BACKEND", "triton")
     with PretendedDevice():
@@ -164,8 +140,8 @@ def test_a_decoding_step_of_a_block_takes_few_launches(monkeypatch):
         state, step = BlockState(state, CrossAttentionState(*source, place)), layer.step()
         x = storage(BATCH, 1, DIM)
         step(x, state)  # makes the tables of biases
-        launches.count = 0
-        with launches:
+        recorder.launches = 0
+        with recorder:
             step(x, state)
     backend._choose.cache_clear()
-    assert launches.count <= 21
+    assert recorder.launches <= 21

@@ -10,6 +10,7 @@ import torch
 from mega_fairseq.models import MegaTransformerConfig
 from mega_fairseq.modules import EXAMPLES, MIXERS, Block, Mixer, MixerConfig
 from mega_fairseq.modules.mixer_state import batch_size
+from tests.helpers.parameters import perturbed
 
 BATCH, LENGTH = 3, 14
 DIM = 4  # of all EXAMPLES
@@ -18,11 +19,7 @@ every_example = pytest.mark.parametrize("name", EXAMPLES)
 
 def mixer(name, **options):
     torch.manual_seed(0)
-    made = replace(EXAMPLES[name], **options).build()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return made.eval()
+    return perturbed(replace(EXAMPLES[name], **options).build(), 0.3)
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -12,6 +12,7 @@ from mega_fairseq.modules import (
     position_bias,
 )
 from mega_fairseq.modules.cross_attention import LONG_SOURCE
+from tests.helpers.parameters import perturbed
 from tests.properties.contracts import leaves
 
 DIM, SHARED, SOURCES, BEAMS, LENGTH = 16, 8, 3, 2, 13
@@ -26,10 +27,7 @@ def block(**options):
         FeedForwardConfig(DIM, hidden_dim=20),
         GatedCrossAttentionConfig(**attends),
     )
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return made.eval()
+    return perturbed(made, 0.3)
 
 
 def start(made, length=7):

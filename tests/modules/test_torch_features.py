@@ -11,6 +11,7 @@ from torch.nn.modules import module as of_all_modules
 
 from mega_fairseq.modules import EXAMPLES, MIXERS, Block, BlockState, FeedForwardConfig, GatedCrossAttentionConfig
 from mega_fairseq.ops import precision
+from tests.helpers.parameters import perturbed
 from tests.helpers.pretended_device import DEVICE, PretendedDevice, moved
 
 DIM, LENGTH = 4, 13
@@ -24,10 +25,7 @@ def block(name):
     torch.manual_seed(1)
     cross = GatedCrossAttentionConfig(DIM, shared_dim=4) if name == CROSS else None
     made = Block(EXAMPLES["mega" if name == CROSS else name], FeedForwardConfig(DIM, activation="geglu"), cross)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return made.eval()
+    return perturbed(made, 0.3)
 
 
 def inputs(length=LENGTH):

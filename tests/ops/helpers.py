@@ -43,14 +43,15 @@ def relative_error(y: Tensor, truth: Tensor) -> float:
 
 
 class Recorder(TorchDispatchMode):
-    """Records all tensors created in forward and backward, except views and in-place results."""
+    """Records all tensors created in forward and backward, except views and in-place results, and counts launches."""
 
     def __init__(self):
         super().__init__()
         self.largest = 0  # entries
         self.total = 0  # entries of all tensors together
         self.exponentials = 0  # entries that went through exp or pow
-        self.traffic = 0  # bytes that operations read and write
+        self.launches = 0  # operations that write to memory, but not those that consist of others
+        self.traffic = 0  # bytes that they read and write
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.name() in OPDEFS:  # an operator of this package: record what it does inside
@@ -58,14 +59,15 @@ class Recorder(TorchDispatchMode):
                 return OPDEFS[func.name()]._init_fn(*args, **(kwargs or {}))
         result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        given = {_storage(t) for t in args if isinstance(t, Tensor)}
-        made = [t for t in tree_leaves(result) if isinstance(t, Tensor) and _storage(t) not in given]
+        given = {_storage(t) for t in read}
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.numel() and _storage(t) not in given]
         for t in made:
             self.largest = max(self.largest, t.numel())
             self.total += t.numel()
         if name.rstrip("_") in ("exp", "exp2", "pow"):
             self.exponentials += result.numel()
         if (made or name.endswith("_")) and "empty" not in name:  # not a view
+            self.launches += 1
             self.traffic += sum(t.nbytes for t in (made if name.startswith("new_") else [*made, *read]))
         return result
 

@@ -1,15 +1,13 @@
 """The gates of Mega's output equal their definition in values and all gradients; precision; memory."""
 
-from functools import partial
-
 import pytest
 import torch
-import torch.nn.functional as F
 
 from mega_fairseq.ops.activations import ACTIVATIONS
-from mega_fairseq.ops.gates import _gated_output, gated_output, gated_output_naive
+from mega_fairseq.ops.gates import _gated_output
 from mega_fairseq.ops.gates.projection import _gated_projection, gated_projection, gated_projection_naive
 from mega_fairseq.ops.gates.tiles import TILE_ROWS
+from tests.ops.gates import definition, fused, of_gated, shapes_of_gates
 from tests.ops.helpers import assert_same, kept_for_backward, noise, relative_error, with_gradients
 
 DIM, WIDTH = 3, 5
@@ -18,34 +16,8 @@ ROWS = [1, TILE_ROWS - 1, TILE_ROWS, TILE_ROWS + 1, 2 * TILE_ROWS + 3]
 
 
 def inputs(batch, length, candidate=True, dtype=torch.float64, dim=DIM, width=WIDTH):
-    """X', O, X and the weights; `candidate`: whether the candidate has a projection of X'."""
-    rows = dim + width + (dim if candidate else 0)
-    shapes = {
-        "gate_input": (batch, length, dim),
-        "attended": (batch, length, width),
-        "residual": (batch, length, dim),
-        "weight": (rows, dim),
-        "bias": (rows,),
-        "hidden": (dim, width),
-        "hidden_bias": (dim,),
-    }
+    shapes = shapes_of_gates(batch, length, dim, width, candidate)
     return {name: noise(*shape, seed=i, grad=True, dtype=dtype) for i, (name, shape) in enumerate(shapes.items())}
-
-
-def fused(activation="silu", keep=None, scale=1.0):
-    def function(gate_input, attended, residual, weight, bias, hidden, hidden_bias):
-        gates = ((weight, bias), (hidden, hidden_bias))
-        return gated_output(gate_input, attended, residual, *gates, activation, keep, scale)
-
-    return function
-
-
-def definition(activation="silu", keep=None, scale=1.0):
-    def function(gate_input, attended, residual, weight, bias, hidden, hidden_bias):
-        gates = (partial(F.linear, weight=w, bias=b) for w, b in ((weight, bias), (hidden, hidden_bias)))
-        return gated_output_naive(gate_input, attended, residual, *gates, activation, keep, scale)
-
-    return function
 
 
 def assert_equals_the_definition(tensors, **options):
@@ -107,12 +79,6 @@ def gated_inputs(rows, bias=True, values=True, dtype=torch.float64):
     if not values:
         del shapes["values"]
     return {name: noise(*shape, seed=i, grad=True, dtype=dtype) for i, (name, shape) in enumerate(shapes.items())}
-
-
-def of_gated(form, activation="silu"):
-    return lambda x, gate, gate_bias, weight, values=None, bias=None: form(
-        x, values, (gate, gate_bias), (weight, bias), activation
-    )
 
 
 with_or_without_values = pytest.mark.parametrize("values", [True, False], ids=["values", "no values"])

@@ -7,9 +7,11 @@ import torch
 from mega_fairseq.export.folder import PROBE_WIDTH
 from mega_runtime import Classifier, LanguageModel, Translator
 from tests.helpers.commands import ROOT
-from tests.helpers.exported import SEARCHED, assert_same, documents, language, net_input, ours, sources, translation
+from tests.helpers.exported import SEARCHED, documents, language, ours, sources, translation
+from tests.helpers.hypotheses import assert_same
 from tests.helpers.page import CHAPTER, write_documents
 from tests.helpers.pieces import pieces_model
+from tests.helpers.small_models import net_input
 
 LINES = CHAPTER.read_text().split("\n")[:-1]
 TEXTS = [*LINES[:4], "", "  ", *LINES[4:7], "", LINES[7]]
@@ -93,14 +95,20 @@ def test_texts_that_the_model_cannot_read_are_refused(runtime, models):
         runtime.ask("translate", path=path, texts=["w1 <pad>"], options={})
 
 
-def test_8_bits_give_the_log_probabilities_of_the_runtime(runtime, tmp_path):
-    write_documents(tmp_path / "model", pieces_model(tmp_path), "int8")
-    translator, path = Translator(tmp_path / "model"), str(tmp_path / "model")
+def assert_scores_of_the_runtime(runtime, path):
+    """In 8 bits, the log-probabilities of a translation."""
+    translator = Translator(path)
     source = window(translator, LINES[:6])
     target = translator.search([source])[0][0].tokens
-    found = runtime.ask("score", path=path, source=source, target=target)
+    found = runtime.ask("score", path=str(path), source=source, target=target)
     np.testing.assert_allclose(found, translator.score_tokens(source, target), atol=0.1)
-    assert runtime.ask("probe", path=path, width=PROBE_WIDTH) == pytest.approx([PROBE_WIDTH] * PROBE_WIDTH, rel=1e-3)
+
+
+def test_8_bits_give_the_log_probabilities_of_the_runtime(runtime, tmp_path):
+    write_documents(tmp_path / "model", pieces_model(tmp_path), "int8")
+    assert_scores_of_the_runtime(runtime, tmp_path / "model")
+    found = runtime.ask("probe", path=str(tmp_path / "model"), width=PROBE_WIDTH)
+    assert found == pytest.approx([PROBE_WIDTH] * PROBE_WIDTH, rel=1e-3)
 
 
 # ------------------------------------------------------------------------------------------- where words look
@@ -214,8 +222,4 @@ def test_the_trained_model_gives_its_translation_the_runtimes_log_probabilities(
     path = ROOT / "pretrained/bible-en-de"
     if not (path / "config.json").is_file():
         pytest.skip("there is no trained model in pretrained/bible-en-de")
-    translator = Translator(path)
-    source = window(translator, LINES[:5])
-    target = translator.search([source])[0][0].tokens
-    found = runtime.ask("score", path=str(path), source=source, target=target)
-    np.testing.assert_allclose(found, translator.score_tokens(source, target), atol=0.1)
+    assert_scores_of_the_runtime(runtime, path)

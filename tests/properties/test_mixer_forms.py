@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mega_fairseq.modules import EXAMPLES, MIXERS, Mixer
+from tests.helpers.parameters import perturbed
 from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.ops.helpers import Recorder, kept_for_backward, relative_error
 from tests.properties import broken
@@ -25,11 +26,7 @@ def build(name: str, causal: bool = True) -> Mixer:
         del sizes[name]
     if getattr(example, "position_bias", None) == "simple":
         sizes["position_bias"] = "t5"  # for any length
-    mixer = replace(example, dim=DIM, init="scaled", causal=causal, **sizes).build().eval()
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return mixer
+    return perturbed(replace(example, dim=DIM, init="scaled", causal=causal, **sizes).build(), 0.1)
 
 
 def is_unbounded(name: str) -> bool:

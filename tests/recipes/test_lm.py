@@ -10,6 +10,7 @@ import zipfile
 import pytest
 import torch
 
+from tests.helpers.forking import write_script
 from tests.helpers.recipes import EXAMPLES, Recipe, answering, configuration, files, half, text, write
 
 pytestmark = pytest.mark.slow
@@ -252,15 +253,15 @@ def test_wikitext_is_downloaded_trained_as_published_and_scored_by_words(wikitex
 
 def test_enwik8_is_split_trained_as_published_and_scored_by_bytes(enwik8, mirror):
     """With a curl that finds the archive at the second address only."""
-    tried, curl = enwik8.place / "tried", enwik8.place / "curl"
-    curl.write_text(
-        f"""#!/bin/bash
-        url=${{@: -1}} output=${{@: -2:1}}
-        echo "$url" >>'{tried}'
-        [ "$(wc -l <'{tried}')" = 2 ] && cp '{mirror}/enwik8.zip' "$output"
-        """
+    tried = enwik8.place / "tried"
+    write_script(
+        enwik8.place / "curl",
+        f"""
+        while [ $# -gt 2 ]; do shift; done  # the file and the address are left
+        echo "$2" >>'{tried}'
+        [ "$(wc -l <'{tried}')" = 2 ] && cp '{mirror}/enwik8.zip' "$1"
+        """,
     )
-    curl.chmod(0o755)
     enwik8.run("prepare.sh", MIRROR="", PATH=f"{enwik8.place}:{os.environ['PATH']}")
     assert len(set(text(tried))) == 2
     parts = [(enwik8.data / f"raw/{split}.txt").read_bytes() for split in SPLITS]

@@ -3,7 +3,6 @@
 import os
 import random
 import resource
-import runpy
 import subprocess
 import sys
 from math import nan
@@ -12,7 +11,8 @@ import pytest
 import torch
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 
-from tests.helpers.recipes import EXAMPLES, Recipe
+from tests.helpers.forking import write_script
+from tests.helpers.recipes import EXAMPLES, Recipe, run_program
 
 pytestmark = pytest.mark.slow
 
@@ -66,8 +66,7 @@ def chosen(shell, tmp_path):
 
     def choose(fast, gpus=0, **variables):
         python = tmp_path / "python"
-        python.write_text(f"#!/bin/sh\ncase $2 in *cpu_bf16*) exit {int(not fast)} ;; esac\n")
-        python.chmod(0o755)
+        write_script(python, f"case $2 in *cpu_bf16*) exit {int(not fast)} ;; esac")
         settings = {"PYTHON": python, "CHECKPOINTS": tmp_path / "checkpoints", "PRECISION": "auto", **variables}
         code, said = shell(f'choose_precision {gpus}; echo "$PRECISION"', **settings)
         assert code == 0, said
@@ -196,31 +195,30 @@ def test_tokenising_ends_with_an_error_if_a_worker_is_killed(tmp_path):
     assert "WORKERS" in said
 
 
-def average(monkeypatch, *arguments):
+def average(*arguments):
     """The exit status or message of the program, run in this process."""
-    monkeypatch.setattr(sys, "argv", [str(AVERAGE), *map(str, arguments)])
     with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(AVERAGE), run_name="__main__")
+        run_program(AVERAGE, *arguments)
     return end.value.code
 
 
-def test_averaging_reports_a_checkpoint_that_it_cannot_average(tmp_path, monkeypatch):
+def test_averaging_reports_a_checkpoint_that_it_cannot_average(tmp_path):
     models = {"narrow": {"w": torch.ones(2)}, "wide": {"w": torch.ones(3)}, "diverged": {"w": torch.full((2,), nan)}}
     for name, content in {"empty": {}, **{name: {"model": model} for name, model in models.items()}}.items():
         torch.save(content, tmp_path / f"{name}.pt")
     (tmp_path / "half.pt").write_bytes((tmp_path / "wide.pt").read_bytes()[:500])
     for name in ("missing", "wide", "empty", "half", "diverged"):
         inputs = [tmp_path / "narrow.pt", tmp_path / f"{name}.pt"]
-        assert average(monkeypatch, tmp_path / "averaged.pt", *inputs).startswith(f"error: {inputs[1]} ")
+        assert average(tmp_path / "averaged.pt", *inputs).startswith(f"error: {inputs[1]} ")
     assert not (tmp_path / "averaged.pt").exists()
 
 
-def test_averaging_writes_the_whole_file_or_nothing(tmp_path, monkeypatch):
+def test_averaging_writes_the_whole_file_or_nothing(tmp_path):
     torch.save({"model": {"w": torch.ones(50_000)}}, tmp_path / "1.pt")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # as a full disk would
     try:
-        sentence = average(monkeypatch, tmp_path / "averaged.pt", tmp_path / "1.pt")
+        sentence = average(tmp_path / "averaged.pt", tmp_path / "1.pt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "averaged.pt was not written" in sentence

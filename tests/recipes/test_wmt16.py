@@ -171,11 +171,6 @@ def wmt_recipe(place, mirror, **variables):
     return Recipe(WMT, place, MIRROR=f"file://{mirror}", SOURCES=mirror / "sources.txt", VOCABULARY=300, **variables)
 
 
-@pytest.fixture
-def wmt(tmp_path, mirror):
-    return wmt_recipe(tmp_path / "a place", mirror)
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, mirror):
     """Prepares WMT once per segmentation; returns the recipe and the output of prepare.sh."""
@@ -262,7 +257,8 @@ def test_fairseqs_fastbpe_can_read_the_codes_of_the_recipe(prepared, tmp_path):
     assert [bpe.decode(line) for line in pieces] == words
 
 
-def test_a_missing_or_damaged_download_is_reported(wmt, mirror):
+def test_a_missing_or_damaged_download_is_reported(tmp_path, mirror):
+    wmt = wmt_recipe(tmp_path / "a place", mirror)
     downloads = wmt.data / "downloads"
     dead = f"file://{wmt.place}/nothing"
     sentence = wmt.refusal("prepare.sh", MIRROR=dead)

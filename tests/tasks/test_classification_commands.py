@@ -31,17 +31,14 @@ from tests.helpers.commands import (
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=OPTIONS)
-def trained(request, classifiers):
-    return classifiers(request.param)
-
-
 def validated(folder, path, *words, task=TASK):
     words = [*task, "--log-format=json", f"--path={path}", *words]
     return records(fairseq("validate", folder, *words), "valid")[-1]
 
 
-def test_training_learns_the_labels_and_fairseq_validate_repeats_its_validation(trained):
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_training_learns_the_labels_and_fairseq_validate_repeats_its_validation(kind, classifiers):
+    trained = classifiers(kind)
     curve, expected = losses(trained.said), records(trained.said, "valid")[-1]
     assert len(curve) == UPDATES
     assert sum(curve[-10:]) < 6  # bits; 10 without learning

@@ -10,7 +10,6 @@ from mega_fairseq.models import MegaTransformerModel
 from mega_fairseq.tasks import MegaDocumentTranslationConfig, MegaDocumentTranslationTask
 from tests.helpers.commands import (
     CPU,
-    MEGA,
     MEGA_SIZES,
     PLUGIN,
     ROOT,
@@ -24,7 +23,6 @@ from tests.helpers.commands import (
     interactive,
     lines,
     on_each_side,
-    once,
 )
 from tests.helpers.recipes import EXAMPLES, small_bible, text, write
 
@@ -39,19 +37,7 @@ def data(bible):
     return bible
 
 
-@pytest.fixture
-def trained(bible):
-    """The folder of a checkpoint, after three updates."""
-
-    def train(folder):
-        words = [*DOCUMENTS, *MEGA, "--rel-pos-bias=rotary", "--cross-attention-positions=sentence"]
-        fairseq("train", bible, *words, "--save-dir", folder, "--max-update=3", "--valid-window-tokens=200")
-        return folder
-
-    return once("documents", train)
-
-
-def test_commands_translate_every_line_of_the_test_documents(data, trained, tmp_path):
+def test_commands_translate_every_line_of_the_test_documents(data, trained_on_documents, tmp_path):
     """fairseq-generate with fairseq's Transformer, fairseq-interactive with ours; the next test has the other pair."""
     fairseq("train", data, *DOCUMENTS, *STOCK, "--save-dir", tmp_path, "--max-update=2")
     options = [*TASK, *CPU, "--beam=2", "--window-tokens=200", "--nbest=2"]
@@ -66,22 +52,23 @@ def test_commands_translate_every_line_of_the_test_documents(data, trained, tmp_
     assert "after 3 tokens" not in said
     assert "documents split" in said
     typed = [sources[number] for number in sorted(sources)]
-    ours = ["--path", trained / "checkpoint_last.pt", "--buffer-size=3", "--batch-size=3"]
+    ours = ["--path", trained_on_documents / "checkpoint_last.pt", "--buffer-size=3", "--batch-size=3"]
     assert_counts(sources, interactive(data, typed, *options, *ours))
     said = fairseq("generate", data, *words, "--sentence-counts=free", "--max-len-b=3")
     assert "after 3 tokens" in said
     assert "--separator is @" in failure("generate", data, *words, "--separator=@")
 
 
-def test_from_pretrained_translates_documents_like_fairseq_generate(data, trained, tmp_path):
+def test_from_pretrained_translates_documents_like_fairseq_generate(data, trained_on_documents, tmp_path):
     text = (data.parent / "test.en").read_text().splitlines()
     data = shutil.copytree(data, tmp_path / "bin")
     (data / "test.docs").write_text("a\n" * 3 + "b\n" * (len(text) - 3))
-    said = fairseq("generate", data, *TASK, *CPU, "--path", trained / "checkpoint_last.pt", "--window-tokens=200")
+    model = ["--path", trained_on_documents / "checkpoint_last.pt"]
+    said = fairseq("generate", data, *TASK, *CPU, *model, "--window-tokens=200")
     windows = dict(lines(said, "D"))
     expected = [line for number in sorted(windows) for line in windows[number].split("\t")[1].split(" <sep> ")]
     documents, translated = ([part[:3], part[3:]] for part in (text, expected))
-    where = (str(trained), "checkpoint_last.pt", str(data))
+    where = (str(trained_on_documents), "checkpoint_last.pt", str(data))
     hub = MegaTransformerModel.from_pretrained(*where)
     assert hub.translate_documents(iter(document) for document in documents) == translated
     documents[0].insert(1, " ")

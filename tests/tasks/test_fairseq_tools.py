@@ -8,23 +8,17 @@ import torch
 
 from mega_fairseq.models import MegaTransformerModel
 from tests.helpers.commands import (
+    GENERATION,
     LANGUAGE_MODELS,
-    PLUGIN,
-    SEARCH,
     TRANSLATION,
     fairseq,
     lines,
     records,
-    translations,
     write_corpus,
 )
 from tests.helpers.small_models import sources, targets, translation_model
 
 LAST = "checkpoint_last.pt"
-
-
-def evaluation(command, trained, *options):
-    return command, trained.data, *PLUGIN, "--cpu", *SEARCH, "--path", trained.last, *options
 
 
 # ------------------------------------------------------------------------------------------------ retained dropout
@@ -60,25 +54,7 @@ def test_dropout_is_retained_in_the_given_modules(retained, modules, kept):
     assert torch.equal(one, other) != retained
 
 
-@pytest.mark.slow
-def test_translations_with_retained_dropout_depend_on_the_seed(translation):
-    drop = ["--retain-dropout", "--retain-dropout-modules=TransformerDecoderLayer", "--seed"]
-    one, other = (translations(fairseq(*evaluation("generate", translation, *drop, seed))) for seed in (7, 8))
-    assert one != other
-
-
 # ------------------------------------------------------------------------------------------------ alignments
-
-
-@pytest.mark.slow
-def test_fairseq_interactive_prints_the_alignments_of_fairseq_generate(translation):
-    text = translation.data.parent / "test.de"
-    typed = evaluation("interactive", translation, "--input", text, "--buffer-size=9", "--print-alignment=hard")
-    found = sorted(lines(fairseq(*typed), "A"))
-    assert len(found) == len(text.read_text().splitlines())
-    assert any(links for _, links in found)
-    batches = ["--batch-size=7", "--required-batch-size-multiple=1", "--print-alignment=hard"]
-    assert found == sorted(lines(fairseq(*evaluation("generate", translation, *batches)), "A"))
 
 
 @pytest.mark.slow
@@ -92,7 +68,7 @@ def test_a_fused_language_model_allows_alignments(translation, tmp_path):
     words = [*LANGUAGE_MODELS["softmax"], "--max-update=1", "--save-dir", tmp_path]
     fairseq("train", tmp_path, *words)
     fused = ["--lm-path", tmp_path / LAST, "--lm-weight=0.1", "--print-alignment=hard"]
-    said = fairseq(*evaluation("generate", translation, "--required-batch-size-multiple=1", *fused))
+    said = fairseq("generate", translation.data, *GENERATION, "--path", translation.last, *fused)
     assert len(list(lines(said, "A"))) == 37
 
 

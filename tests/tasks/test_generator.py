@@ -16,10 +16,10 @@ from mega_fairseq.tasks.beam_search import BeamSearch
 from mega_fairseq.tasks.generator import MegaGenerator, Steps
 from tests.helpers import commands
 from tests.helpers.commands import CPU, PLUGIN, SEARCH, fairseq, lines
-from tests.helpers.golden_models import PAD, task
+from tests.helpers.golden_models import task
 from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.helpers.profiles import examples
-from tests.helpers.small_models import EOS, TYPES, language_model, stock_transformer, translation_model
+from tests.helpers.small_models import EOS, TYPES, language_model, net_input, stock_transformer, translation_model
 
 WORDS = task(TYPES).target_dictionary
 MODELS = {
@@ -47,10 +47,7 @@ def prepared(name):
 
 def sample(lengths, seed=0):
     random = torch.Generator().manual_seed(seed)
-    tokens = torch.full((len(lengths), max(lengths)), PAD)
-    for row, length in zip(tokens, lengths):
-        row[-length:] = torch.randint(4, TYPES, (length,), generator=random)
-    return {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor(lengths)}}
+    return {"net_input": net_input([torch.randint(4, TYPES, (length,), generator=random) for length in lengths])}
 
 
 def both(name, batch, **options):

@@ -1,7 +1,6 @@
 """Every hypothesis has as many lines as its source, for any model, batch and search, in graphs too."""
 
 import functools
-import math
 from argparse import Namespace
 from typing import Any, List
 
@@ -16,15 +15,17 @@ from mega_fairseq.tasks import beam_search, generator, line_counts
 from mega_fairseq.tasks.beam_search import BeamSearch
 from mega_fairseq.tasks.line_counts import LineSearch, keep_lines
 from tests.helpers.golden_models import PAD
+from tests.helpers.hypotheses import assert_lines, plain
 from tests.helpers.recorder import recorded
 from tests.helpers.small_models import (
     EOS,
     SEPARATOR,
     TYPES,
     documents_task,
-    padded,
+    net_input,
     stock_transformer,
     translation_model,
+    windows_of,
 )
 
 
@@ -43,13 +44,7 @@ def prepared(name: str) -> Any:
 
 def batch(documents: List[List[int]], left: bool = True, seed: int = 0) -> Any:
     """Sources with lines of these lengths."""
-    rows = []
-    for number, lengths in enumerate(documents):
-        random = torch.Generator().manual_seed(100 * seed + number)
-        lines = [[*torch.randint(4, SEPARATOR, (n,), generator=random).tolist(), SEPARATOR] for n in lengths]
-        rows.append(torch.tensor(sum(lines, [])[:-1] + [EOS]))
-    tokens = padded(rows, left)
-    return {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(PAD).sum(1)}}
+    return {"net_input": net_input(windows_of(documents, seed), left)}
 
 
 def search(name: str, sample: Any, options: Any, kind: Any = None, most: int = 0) -> Any:
@@ -61,29 +56,6 @@ def search(name: str, sample: Any, options: Any, kind: Any = None, most: int = 0
     lines = int(sample["net_input"]["src_tokens"].eq(SEPARATOR).sum(1).max()) + 1
     generator.max_len = min(generator.max_len, 2 * max(lines, most) + options["extra"])
     return ours.inference_step(generator, [model], sample)
-
-
-def split(tokens: List[int]) -> List[List[int]]:
-    *tokens, end = tokens
-    assert end == EOS
-    assert EOS not in tokens
-    lines: List[List[int]] = [[]]
-    for token in tokens:
-        lines.append([]) if token == SEPARATOR else lines[-1].append(token)
-    return lines
-
-
-def assert_lines(documents: List[List[int]], found: Any, options: Any) -> None:
-    assert len(found) == len(documents)
-    for lengths, hypotheses in zip(documents, found):
-        assert len(hypotheses) == options["beam"]
-        for hypothesis in hypotheses:
-            assert hypothesis["positional_scores"].isfinite().all()
-            assert math.isfinite(hypothesis["score"])
-            lines = split(hypothesis["tokens"].tolist())
-            assert len(lines) == len(lengths)
-            for line, length in zip(lines, lengths):
-                assert 0 < len(line) <= max(1, int(options["a"] * length + options["b"]))
 
 
 def assert_equal(found: Any, other: Any) -> None:
@@ -114,7 +86,9 @@ def check(name: str, kinds: Any) -> None:
     def property_of(documents, options, left, seed):
         sample = batch(documents, left, seed)
         found = [search(name, sample, options, kind) for kind in kinds]
-        assert_lines(documents, found[0], options)
+        assert_lines(documents, plain(found[0]), options["a"], options["b"])
+        assert {len(hypotheses) for hypotheses in found[0]} == {options["beam"]}
+        assert all(each["positional_scores"].isfinite().all() for hypotheses in found[0] for each in hypotheses)
         if len(found) > 1:
             assert_equal(*found)
 

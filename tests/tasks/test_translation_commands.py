@@ -78,10 +78,6 @@ def trained(corpus):
     return once("translator", train)
 
 
-def train(corpus, folder, *options, updates):
-    return fairseq("train", corpus, *TRANSLATION, "--seed=2", "--save-dir", folder, "--max-update", updates, *options)
-
-
 @pytest.fixture(scope="module")
 def generate(corpus, trained):
     """The output of fairseq-generate, cached for equal calls."""
@@ -110,10 +106,19 @@ def bleu(said):
 # ------------------------------------------------------------------------------------------------ fairseq-train
 
 
+UNUSED = "hardly uses its sources"
+
+
+def early_is_over():
+    """In the process of a command: its first validation already counts."""
+    source_use.EARLY = 0
+
+
 def test_training_learns_to_translate(trained, generate):
     curve = losses(trained.said)
     assert len(curve) == UPDATES
     assert curve[-1] < curve[0] / 2
+    assert UNUSED not in trained.said  # so early
     assert bleu(generate("--batch-size=64")) > 40
 
 
@@ -128,14 +133,6 @@ def test_validation_of_a_checkpoint_repeats_the_loss_of_its_training(corpus, tra
     assert loss == pytest.approx(records(trained.said, "valid")[-1]["valid_loss"], abs=2e-3)
 
 
-def early_is_over():
-    """In the process of a command: its first validation already counts."""
-    source_use.EARLY = 0
-
-
-UNUSED = "hardly uses its sources"
-
-
 def test_validation_warns_once_of_a_model_that_does_not_use_its_sources(corpus, tmp_path):
     words = [corpus, *TRANSLATION, "--lr=0.3", "--max-update=40", "--save-dir", tmp_path, "--valid-subset=valid,test"]
     code, said = Running("train", *words, "--validate-interval-updates=20", fault=early_is_over).wait()
@@ -145,15 +142,6 @@ def test_validation_warns_once_of_a_model_that_does_not_use_its_sources(corpus, 
     assert len(validations) > 1
     sentences = texts(fairseq("generate", corpus, *GENERATION, "--path", tmp_path / "checkpoint_last.pt"))
     assert len(set(sentences)) < 3  # the warning was right
-
-
-def test_validation_does_not_warn_early_or_of_a_model_that_translates(corpus, trained, tmp_path):
-    assert UNUSED not in trained.said
-    words = [corpus, *TRANSLATION, "--restore-file", trained.last, "--max-update", UPDATES + 1, "--save-dir", tmp_path]
-    code, said = Running("train", *words, fault=early_is_over).wait()
-    assert code == 0, said
-    assert records(said, "valid")
-    assert UNUSED not in said
 
 
 # ------------------------------------------------------------------------------------------------ fairseq-generate
@@ -186,6 +174,11 @@ def test_decoding_a_reference_token_by_token_gives_the_score_of_a_full_pass(gene
     assert_same_translations(generate("--batch-size=7", "--prefix-size=40", "--max-len-b=40"), scored)
 
 
+def test_translations_with_retained_dropout_are_others(generate):
+    drop = ["--retain-dropout", "--retain-dropout-modules=TransformerDecoderLayer"]
+    assert texts(generate("--batch-size=64", *drop)) != texts(generate("--batch-size=64"))
+
+
 def test_overrides_of_options_newer_than_the_checkpoint_apply_to_every_layer(generate, trained, edited):
     options = {"encoder_truncation_length": 1, "decoder_truncation_length": 1}
 
@@ -212,8 +205,14 @@ def test_an_ensemble_does_not_depend_on_the_order_of_its_models(generate, corpus
 # ------------------------------------------------------------------------------------------------ fairseq-interactive
 
 
-def test_fairseq_interactive_gives_the_translations_of_fairseq_generate(interact, generate, sources):
-    assert_same_translations(interact(sources, "--buffer-size=16", "--batch-size=5"), generate("--batch-size=64"))
+def test_fairseq_interactive_gives_the_translations_and_alignments_of_fairseq_generate(interact, generate, sources):
+    alignments = "--print-alignment=hard"
+    said = interact(sources, "--buffer-size=16", "--batch-size=5", alignments)
+    assert_same_translations(said, generate("--batch-size=64"))
+    found = sorted(lines(said, "A"))
+    assert len(found) == len(sources)
+    assert any(links for _, links in found)
+    assert found == sorted(lines(generate("--batch-size=7", alignments), "A"))
 
 
 def test_sources_that_the_model_cannot_read_give_one_warning_of_each_kind(interact):
@@ -234,12 +233,16 @@ def test_constraints_are_met_in_any_batch(interact, sources):
 
 
 def test_a_run_with_its_best_checkpoint_chosen_by_bleu_resumes_and_loads(corpus, trained, tmp_path):
-    options = ["--finetune-from-model", trained.last, "--lr=1e-5", *BY_BLEU]
-    first = records(train(corpus, tmp_path, *options, updates=2), "valid")[-1]
+    """Its validations do not warn of a model that translates."""
+    words = [corpus, *TRANSLATION, "--finetune-from-model", trained.last, "--lr=1e-5", *BY_BLEU, "--save-dir", tmp_path]
+    code, said = Running("train", *words, "--max-update=2", fault=early_is_over).wait()
+    assert code == 0, said
+    assert UNUSED not in said
+    first = records(said, "valid")[-1]
     assert first["valid_bleu"] > 30
     best = torch.load(tmp_path / "checkpoint_best.pt", weights_only=False)  # it has arrays of BLEU
     assert best["extra_state"]["best"] == first["valid_bleu"]
-    said = train(corpus, tmp_path, *options, updates=4)
+    said = fairseq("train", *words, "--max-update=4")
     assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 2 updates\)", said)
     last = records(said, "valid")[-1]
     assert last["valid_num_updates"] == 4

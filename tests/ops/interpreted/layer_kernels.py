@@ -5,13 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from mega_fairseq.modules.normalization import SequenceNorm
 from mega_fairseq.ops import norm as norms
 from mega_fairseq.ops.dense import dense, dense_naive
 from mega_fairseq.ops.dense import triton as dense_triton
-from mega_fairseq.ops.gates import gate_output, gated_output, gated_output_naive
+from mega_fairseq.ops.gates import gate_output
 from mega_fairseq.ops.gates.naive import gate_output_naive
 from mega_fairseq.ops.gates.projection import gated_projection, gated_projection_naive
 from mega_fairseq.ops.norm import normalized, normalized_naive
@@ -19,6 +18,7 @@ from mega_fairseq.ops.norm import triton as norm_triton
 from mega_fairseq.ops.timestep_norm import Statistics, timestep_norm, timestep_norm_naive
 from mega_fairseq.ops.timestep_norm import triton as timestep_norm_triton
 from mega_fairseq.ops.timestep_norm.naive import no_statistics
+from tests.ops.gates import definition, fused, of_gated, shapes_of_gates
 from tests.ops.helpers import assert_same, noise, with_gradients
 
 
@@ -60,13 +60,8 @@ def test_values_of_a_gated_projection_may_be_transposed():
 
 
 def check_gated_projection(tensors, activation):
-    def run(form):
-        def outputs(x, gate, gate_bias, weight, values=None, bias=None):
-            return form(x, values, (gate, gate_bias), (weight, bias), activation)
-
-        return with_gradients(outputs, tensors)
-
-    assert_same(run(gated_projection), run(gated_projection_naive))
+    forms = (of_gated(form, activation) for form in (gated_projection, gated_projection_naive))
+    assert_same(*(with_gradients(form, tensors) for form in forms))
 
 
 def test_rows_that_a_sum_leaves_out_are_detected(monkeypatch):
@@ -167,27 +162,15 @@ def test_the_gradient_of_a_bias_in_half_precision_is_a_sum_in_float32():
 @pytest.mark.parametrize("hidden", [False, True], ids=["cross", "own"])
 def test_gates_equal_the_naive_form_in_values_and_all_gradients(hidden, dropped):
     length, dim, width = 150, 7, 11
-    total = dim + width + dim * hidden
-    shapes = {
-        "gate_input": (2, length, dim), "attended": (2, length, width), "residual": (2, length, dim),
-        "weight": (total, dim), "bias": (total,), "output": (dim, width), "output_bias": (dim,),
-    }  # fmt: skip
+    shapes = shapes_of_gates(2, length, dim, width, hidden)
     # Every other column of a wider tensor: the kernels read contiguous rows.
     tensors = {
         name: noise(*shape[:-1], 2 * shape[-1], seed=i)[..., ::2].requires_grad_()
         for i, (name, shape) in enumerate(shapes.items())
     }
     keep = (noise(2, length, 2 * dim, seed=20) > -0.5)[..., ::2] if dropped else None
-
-    def fused(gate_input, attended, residual, weight, bias, output, output_bias):
-        gates = ((weight, bias), (output, output_bias))
-        return gated_output(gate_input, attended, residual, *gates, "silu", keep, 1.0 / math.sqrt(2))
-
-    def definition(gate_input, attended, residual, weight, bias, output, output_bias):
-        gates = (partial(F.linear, weight=w, bias=b) for w, b in ((weight, bias), (output, output_bias)))
-        return gated_output_naive(gate_input, attended, residual, *gates, "silu", keep, 1.0 / math.sqrt(2))
-
-    assert_same(with_gradients(fused, tensors), with_gradients(definition, tensors))
+    forms = (form(keep=keep, scale=1.0 / math.sqrt(2)) for form in (fused, definition))
+    assert_same(*(with_gradients(form, tensors) for form in forms))
 
 
 @torch.no_grad()
