@@ -28,6 +28,7 @@ SMALL = [*OURS, "--variant-block-multiple-min=2", "--variant-block-multiple-max=
 MEGA = [*SMALL, "--arch=mega_lm_small", "--init=released"]
 SCALED = [*SMALL, "--arch=mega_lm_small"]
 TRAINED_CONTEXT = ["--valid-block=size:1024"]  # of the longest training segments
+WHOLE = ["--decoder-chunk-size=-1", "--tokens-per-sample=256", *TRAINED_CONTEXT]  # attention in whole segments
 STOCK = ["--task=language_modeling", "--sample-break-mode=none", "--tokens-per-sample=512"]
 MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to have 887,816
     "transformer": [
@@ -37,6 +38,7 @@ MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to 
     ],
     "mega": MEGA,
     "mega-scaled": SCALED,
+    "mega-scaled-whole": [*SCALED, *WHOLE],
     "mega-bf16": [*MEGA, "--bf16"],
     "mega-shift": [*MEGA, "--decoder-token-shift"],
     "mega-shift-scaled": [*SCALED, "--decoder-token-shift"],
@@ -53,11 +55,17 @@ MODELS = {  # parameters within 2%; the Transformer's feed-forward is chosen to 
     "sparse": [*SMALL, "--arch=sparse_lm_small", "--tokens-per-sample=256"],
 }
 # Whose speed is compared: initialisation, precision and position bias do not change it.
-COMPARED = [name for name in MODELS if not re.search("-(scaled|bf16|rope|alibi|simple)$", name)]
+COMPARED = [name for name in MODELS if not re.search("-(scaled|whole|bf16|rope|alibi|simple)$", name)]
 # Settings of the evaluation; the first one is also evaluated on valid.
 WINDOWS = (384, 0, 256)  # minimum context of a scored token, out of the Transformer's 512
 CHUNKS = (256, 64, 128, 512, 1024, 2048)
-FEWER_CHUNKS = {"mega-simple": (256, 64, 128), "time-weighted": (256,), "gmlp": (256,), "sparse": (1024,)}
+FEWER_CHUNKS = {
+    "mega-scaled-whole": (1024, 256),
+    "mega-simple": (256, 64, 128),
+    "time-weighted": (256,),
+    "gmlp": (256,),
+    "sparse": (1024,),
+}
 RECIPE = [
     *["--optimizer=adam", "--adam-betas=(0.9, 0.98)", "--clip-norm=0.25", "--weight-decay=0.1", "--max-tokens=4096"],
     *["--lr-scheduler=polynomial_decay", "--warmup-updates=150", "--no-epoch-checkpoints", "--save-interval=1000"],
