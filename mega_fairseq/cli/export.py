@@ -85,7 +85,9 @@ def alone_in(folder: Path) -> Iterator[None]:
     """An empty folder, which no other export writes to meanwhile. It may have files of an export that was killed."""
     from mega_fairseq.export.folder import NAMES  # here, since onnx may be missing
 
-    if os.path.lexists(folder) and not (folder.is_dir() and {file.name for file in folder.iterdir()} <= set(NAMES)):
+    if os.path.lexists(folder) and (
+        folder.is_symlink() or not folder.is_dir() or any(f.name not in NAMES or f.is_dir() for f in folder.iterdir())
+    ):
         raise UserError(f"{folder}, where an export is written at first, exists with other files; rename it")
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
@@ -251,8 +253,8 @@ def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional
         return None
     return (
         f"{foreign:,} of {len(types):,} types of the text are not in {path}, and {len(unused):,} of its "
-        f"{len(pieces):,} pieces are no types: unless the dictionary leaves rare types out, it is another "
-        "SentencePiece model than that of the training, and the output is wrong"
+        f"{len(pieces):,} pieces are no types: it may be another SentencePiece model than that of the training, and "
+        "then the output is wrong"
     )
 
 

@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import re
 import sys
 import time
 from contextlib import contextmanager
@@ -220,7 +221,6 @@ def run_classify(args: argparse.Namespace) -> None:
         if not line.strip():
             print(flush=True)
             continue
-        line = line[:-1] if line.endswith("\r") else line  # as in the training's files
         with errors_of(number):
             (prediction,) = model.predict([parsed(model, line)])
         print(f"{prediction.label}\t{prediction.probability:.4f}", flush=True)
@@ -244,7 +244,8 @@ def run_info(args: argparse.Namespace) -> None:
         if config.get("languages") is not None:  # of a translation model; earlier versions did not store them
             about["languages"] = " to ".join(config["languages"])
         about["text"] = f"{text['kind']}; types: " + ", ".join(f"{len(folder.types(text[s])):,} ({s})" for s in sides)
-        about["limits"] = "tokens: " + ", ".join(f"{config['limits'][side]:,} ({side})" for side in sides)
+        if config["kind"] != LanguageModel.kind or config["decoder_chunk"] is None:  # chunks read any length
+            about["limits"] = "tokens: " + ", ".join(f"{config['limits'][side]:,} ({side})" for side in sides)
         if config.get("documents") is not None:
             about["documents"] = f"in windows of at most {config['documents']['window_tokens']:,} tokens"
         if "search" in config:
@@ -270,11 +271,11 @@ def parsed(model: Classifier, line: str) -> Any:
 
 
 def read_lines(path: Optional[str]) -> Iterator[str]:
-    """Lines without their ends and without a byte order mark, of a file or of standard input."""
+    """Lines without their ends (also of Windows) and without a byte order mark, of a file or of standard input."""
     with open(0 if path is None else path, "rb", closefd=path is not None) as file:
         for number, line in enumerate(file, 1):
             try:
-                text = (line[:-1] if line.endswith(b"\n") else line).decode()
+                text = re.sub(rb"\r?\n?\Z", b"", line).decode()
             except UnicodeDecodeError:
                 raise ValueError(f"line {number:,} is not UTF-8; convert the text, with iconv for instance") from None
             yield text[1:] if number == 1 and text.startswith("\ufeff") else text

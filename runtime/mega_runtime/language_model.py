@@ -93,7 +93,7 @@ class LanguageModel:
 
     def score_tokens(self, tokens: Sequence[int]) -> np.ndarray:
         """The log-probability (n,) of each token of a stream."""
-        self._check_length(len(tokens))
+        self._check_length(len(tokens), "shorten it")
         return self.reader.read(self.reader.start(), [self.special.eos, *tokens[:-1]], tokens)[1]
 
     def score_in_steps(self, tokens: Sequence[int]) -> np.ndarray:
@@ -162,7 +162,7 @@ class LanguageModel:
         if not isinstance(top_p, Real) or not 0 < top_p <= 1:
             raise ValueError(f"top_p is {top_p!r}; give a probability above 0")
         max_tokens, temperature, top_p = int(max_tokens), float(min(temperature, 1e30)), float(top_p)
-        self._check_length(len(tokens) + max_tokens)
+        self._check_length(len(tokens) + max_tokens, "shorten it, or lower max_tokens")
         state, _ = self.reader.read(self.reader.start(), [self.special.eos, *tokens][:-1], [])
         newest, random = [self.special.eos, *tokens][-1], np.random.default_rng(seed)
         decoder = self._new_decoder()
@@ -183,10 +183,10 @@ class LanguageModel:
         """The text of tokens."""
         return self.segmented.join(self.types.decode(tokens))
 
-    def _check_length(self, length: int) -> None:
+    def _check_length(self, length: int, remedy: str) -> None:
         longest = self.config["limits"]["target"]
         if self.config["decoder_chunk"] is None and length > longest:  # it reads eos, and not the last token
-            raise ValueError(f"the text would have {length:,} tokens and the model reads {longest:,}; shorten it")
+            raise ValueError(f"the text would have {length:,} tokens and the model reads {longest:,}; {remedy}")
 
 
 class Growing:

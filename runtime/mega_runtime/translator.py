@@ -16,6 +16,7 @@ from mega_runtime.search import Hypothesis, Options, Search, Special
 from mega_runtime.text import Sentence, Types, check_text, segmenter, sentences
 
 BOS = "<s>"  # which fairseq leaves out of texts
+BLANKS = str.maketrans("\t\n\r", "   ")
 BLANK = [Hypothesis([2], 0.0)]  # of a source without tokens; the last token, eos, is never read
 LOOK = 8  # steps from one look for lines that can no longer change to the next
 LEAST = 16  # tokens that a sentence counts for in a batch: the scores of its next token take memory at any length
@@ -173,7 +174,7 @@ class Translator:
         for keys, batch in self._batches(ready(documents, sources())):
             for window, line, tokens in self._lines(batch, options):
                 number, places = keys[window]
-                yield number, places[line], self.segmented.join(self._pieces(tokens))
+                yield number, places[line], self._text(self._pieces(tokens))
 
     @property
     def source_separator(self) -> int:
@@ -198,7 +199,11 @@ class Translator:
     def decode(self, hypothesis: Hypothesis) -> Translation:
         """The text of what `search` found."""
         pieces = self._pieces(hypothesis.tokens[:-1])
-        return Translation(self.segmented.join(pieces), hypothesis.score, pieces)
+        return Translation(self._text(pieces), hypothesis.score, pieces)
+
+    def _text(self, pieces: Sequence[str]) -> str:
+        """One line, also of pieces of bytes, and without tabs, which separate scores."""
+        return self.segmented.join(pieces).translate(BLANKS)
 
     def _pieces(self, tokens: Sequence[int]) -> List[str]:
         return [piece for piece in self.target.decode(tokens) if piece != BOS]

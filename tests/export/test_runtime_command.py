@@ -264,6 +264,7 @@ def test_a_folder_is_described(process, command, tmp_path):
         ROOT / "pretrained/bible-en-de": ["en to de", "int8", "pieces; types: ", "at most 1,024 tokens"],
         ours.folder.path: ["translation model", "in windows of at most 60 tokens"],
         language()[1].folder.path: ["language model", "words; types: 40 (target)"],
+        language(decoder_chunk_size=-1, rel_pos_bias="simple")[1].folder.path: ["limits ", "tokens: 64 (target)"],
         exported_classifier("values", "uint8"): ["classifier", "values of type uint8", "a, b, c"],
         exported_classifier("tokens", pairs=True): ["pairs of tokens"],
     }
@@ -275,6 +276,14 @@ def test_a_folder_is_described(process, command, tmp_path):
     code, said, err = command("info", tmp_path, text=None)
     assert (code, said, err.count("\n")) == (1, "", 1)
     assert "config.json" in err
+
+
+@pytest.mark.parametrize("job", [["score"], ["continue", "--temperature=0", "--max-tokens=5"]])
+def test_ends_of_lines_of_windows_are_no_text(command, of_bytes, job):
+    path = of_bytes.folder.path
+    plain, windows = (command(job[0], path, *job[1:], text=f"Fellow citizens{end}") for end in ("\n", "\r\n"))
+    assert plain == windows
+    assert plain[0] == 0
 
 
 def test_a_reader_that_stops_ends_the_command_quietly(outside):

@@ -7,18 +7,15 @@ from itertools import zip_longest
 
 import numpy as np
 import pytest
-from fairseq.data import Dictionary
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_fairseq.export.folder import write_language_model
-from mega_runtime import LanguageModel
 from mega_runtime.language_model import chosen
 from mega_runtime.text import Pieces, Types, Words
-from tests.helpers.exported import language, new_folder
+from tests.helpers.exported import language
 from tests.helpers.golden_models import PAD
 from tests.helpers.profiles import examples
-from tests.helpers.small_models import EOS, language_model
+from tests.helpers.small_models import EOS
 
 OPTIONS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
@@ -172,17 +169,6 @@ def test_no_tokens_are_added_if_none_are_asked_for():
 
 
 # ------------------------------------------------------------------------------------------- parts
-
-
-@pytest.fixture(scope="module")
-def of_bytes():
-    numbers = Dictionary()
-    for number in range(256):
-        numbers.add_symbol(str(number))
-    model, folder = language_model(len(numbers)), new_folder()
-    model.decoder.dictionary = numbers
-    write_language_model(folder, model, of_bytes=True)
-    return LanguageModel(folder)
 
 
 def streamed(model, monkeypatch, given_text, written, stop=()):

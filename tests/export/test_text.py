@@ -230,11 +230,16 @@ def test_paragraphs_keep_their_white_space(monkeypatch):
     ]  # fmt: skip
 
 
-def test_pieces_of_bytes_are_joined_to_characters(pieces_model, tmp_path):
+def test_pieces_of_bytes_are_joined_to_characters(pieces_model, monkeypatch, tmp_path):
     pieces = Pieces(pieces_of_chapters(tmp_path, vocab_size=400, byte_fallback=True))
     for text in ("der \u20ac Hase", "\U0001f600\u6c34", "der Hase"):
         assert pieces.join(pieces.split(text)) == text
     assert pieces.join(pieces.split("\u20ac")[:-1]) == "\ufffd"
+    ours, given = translation()[1], ["\u2581der", "<0x0A>", "<0x09>", "\u2581Hase"]
+    monkeypatch.setattr(ours, "segmented", pieces)
+    monkeypatch.setattr(ours.target, "decode", lambda tokens: given)
+    assert ours.decode(BLANK[0]).text == "der   Hase"
+    assert pieces.join(given) == "der\n\t Hase"
     assert pieces.join(["\u2581der", "<0", "x", "41>", "<0x41>"]) == "der<0x41>A"
     assert Pieces(pieces_model).join(["<0x41>"]) == "<0x41>"
 
