@@ -230,8 +230,8 @@ def check_bytes(dictionary: Dictionary) -> None:
 def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional[str]:
     """Refuses a SentencePiece model if most types of the source are not its pieces; else what speaks against it.
 
-    Words of characters that the model lacks are types of the training, too. Some pieces occur in no text, such as those
-    that BPE always merges with others, but more than half, or nearly all of the last ones, only of a larger model.
+    Words of characters that the model lacks are types of the training, too. Pieces that BPE always merges with others
+    are no types, but parts of some. More than half, or most of the last ones, are in no type only of a larger model.
     """
     model = SentencePieceProcessor(model_file=str(path))
     special = (model.is_control, model.is_unknown, model.is_unused, model.is_byte)
@@ -240,10 +240,11 @@ def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional
     types = words_of(source)
     others, characters = set(types) - known, set(pieces)
     foreign = sum(any(character in characters for character in name) for name in others)
-    unused = set(pieces) - set(types) - set(words_of(target))
+    text = "\n".join([*types, *words_of(target)])
+    unused = {piece for piece in pieces if piece not in text}
     merged = [piece for piece in pieces if len(piece) > 1]
     last = merged[-max(MANY, len(merged) // 20) :]
-    larger = 2 * len(unused) > len(pieces) or sum(piece in unused for piece in last) > 0.95 * len(last)
+    larger = 2 * len(unused) > len(pieces) or 4 * sum(piece in unused for piece in last) > 3 * len(last)
     if 2 * foreign > len(types) or 2 * len(others) > len(types) and 2 * len(unused) > len(pieces):
         raise UserError(
             f"has {len(types):,} types, of which {len(others):,} are not in {path}; give the SentencePiece model of "
@@ -253,7 +254,7 @@ def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional
         return None
     return (
         f"{foreign:,} of {len(types):,} types of the text are not in {path}, and {len(unused):,} of its "
-        f"{len(pieces):,} pieces are no types: it may be another SentencePiece model than that of the training, and "
+        f"{len(pieces):,} pieces are in no type: it may be another SentencePiece model than that of the training, and "
         "then the output is wrong"
     )
 

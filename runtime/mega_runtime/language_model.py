@@ -160,7 +160,7 @@ class LanguageModel:
         if not isinstance(temperature, Real) or not 0 <= temperature < np.inf:
             raise ValueError(f"temperature is {temperature!r}; give a finite number from 0")
         if not isinstance(top_p, Real) or not 0 < top_p <= 1:
-            raise ValueError(f"top_p is {top_p!r}; give a probability above 0")
+            raise ValueError(f"top_p is {top_p!r}; give a probability above 0 and at most 1")
         max_tokens, temperature, top_p = int(max_tokens), float(min(temperature, 1e30)), float(top_p)
         self._check_length(len(tokens) + max_tokens, "shorten it, or lower max_tokens")
         state, _ = self.reader.read(self.reader.start(), [self.special.eos, *tokens][:-1], [])
