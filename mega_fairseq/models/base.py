@@ -80,6 +80,8 @@ class MegaModel(BaseFairseqModel):
         folder, checkpoints, data = map(os.fspath, (model_name_or_path, checkpoint_file, data_name_or_path))
         if "://" not in folder and not os.path.exists(folder):  # fairseq would take it for the name of a model
             raise FileNotFoundError(f"there is no {folder}; give a folder of checkpoints")
+        if data != "." and os.path.exists(data):  # fairseq would look for ./data beside the checkpoint
+            data = os.path.abspath(data)
         loaded = hub_utils.from_pretrained(folder, checkpoints, data, **options)
         model = loaded["models"][0]
         if not isinstance(model, cls):

@@ -135,6 +135,12 @@ def test_position_biases_are_fitted_to_smaller_chunks_and_refused_for_larger_one
         assert line.startswith(f"ValueError: --{side}-chunk-size is {chunk} ")
 
 
+def test_from_pretrained_reads_data_relative_to_the_current_folder(trained, monkeypatch):
+    model = MegaLanguageModel if "mega_lm" in str(trained.words) else MegaTransformerModel
+    monkeypatch.chdir(trained.data.parent)
+    assert model.from_pretrained(trained.folder, LAST, f"./{trained.data.name}").task.target_dictionary
+
+
 def test_from_pretrained_refuses_an_option_that_it_would_ignore(trained):
     model = MegaLanguageModel if "mega_lm" in str(trained.words) else MegaTransformerModel
     where = str(trained.folder), LAST, str(trained.data)
