@@ -4,10 +4,11 @@ import { Pieces } from "./pieces.js";
 
 const SPACE = "\u2581"; // SentencePiece's
 const BLANKS = /[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/; // those of Python
+const AT_START = new RegExp(`^${BLANKS.source}`);
 const AT_ENDS = new RegExp(`^${BLANKS.source}|${BLANKS.source}$`, "g");
 
 export const endsInBlank = (text) => BLANKS.test(text.slice(-1));
-export const strippedAtStart = (text) => text.replace(new RegExp(`^${BLANKS.source}`), "");
+export const strippedAtStart = (text) => text.replace(AT_START, "");
 export const stripped = (text) => text.replace(AT_ENDS, "");
 const words = (text) => stripped(text).split(BLANKS).filter((word) => word !== "");
 

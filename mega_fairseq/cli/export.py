@@ -235,13 +235,14 @@ def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional
     """
     model = SentencePieceProcessor(model_file=str(path))
     special = (model.is_control, model.is_unknown, model.is_unused, model.is_byte)
-    known = {model.id_to_piece(n) for n in range(len(model))}
-    pieces = [model.id_to_piece(n) for n in range(len(model)) if not any(is_kind(n) for is_kind in special)]
+    known = [model.id_to_piece(n) for n in range(len(model))]
+    pieces = [piece for n, piece in enumerate(known) if not any(is_kind(n) for is_kind in special)]
     types = words_of(source)
-    others, characters = set(types) - known, set(pieces)
+    others, characters = set(types) - set(known), set(pieces)
     foreign = sum(any(character in characters for character in name) for name in others)
-    text = "\n".join([*types, *words_of(target)])
-    unused = {piece for piece in pieces if piece not in text}
+    used = {*types, *words_of(target)}
+    text = "\n".join(used)
+    unused = {piece for piece in pieces if piece not in used and piece not in text}  # most pieces are types
     merged = [piece for piece in pieces if len(piece) > 1]
     last = merged[-max(MANY, len(merged) // 20) :]
     larger = 2 * len(unused) > len(pieces) or 4 * sum(piece in unused for piece in last) > 3 * len(last)

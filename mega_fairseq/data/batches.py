@@ -1,4 +1,4 @@
-"""Samples and batches of language models, from parts of a corpus or from typed texts."""
+"""What datasets share; samples and batches of language models, from parts of a corpus or from typed texts."""
 
 from typing import Any, Dict, List, Optional
 

@@ -47,11 +47,10 @@ class Pieces:
 
     def join(self, types: Sequence[str]) -> str:
         """Bytes that are not UTF-8 become replacement characters. fairseq leaves pieces of bytes as they are."""
-        text = "".join(types)
         if self.has_bytes:
             runs = groupby(types, key=lambda piece: BYTE.fullmatch(piece) is not None)
-            text = "".join(_characters(run) if of_bytes else "".join(run) for of_bytes, run in runs)
-        return text.replace(SPACE, " ").strip()
+            types = [_characters(run) if of_bytes else "".join(run) for of_bytes, run in runs]
+        return "".join(types).replace(SPACE, " ").strip()
 
 
 def _characters(pieces: Iterable[str]) -> str:
