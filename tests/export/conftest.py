@@ -22,7 +22,7 @@ def full(monkeypatch):
     monkeypatch.setattr(decoder, "FREE_OF_BATCHES", 1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def of_bytes():
     """A language model of bytes."""
     numbers = Dictionary()

@@ -166,11 +166,7 @@ def language_model(types: int = TYPES, **options: Any) -> MegaLanguageModel:
     if "decoder_z_dim" in sizes:
         common["rel_pos_bias"] = "rotary"
     cfg = MegaLMConfig(**{**sizes, **common, "max_target_positions": 64, **options})
-    model = MegaLanguageModel.build_model(cfg, task(types))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.add_((0.3 if "adaptive" in name else 0.1) * torch.randn_like(parameter))
-    return model.eval()
+    return perturbed(MegaLanguageModel.build_model(cfg, task(types)), 0.1, adaptive=0.3)
 
 
 def texts(*lengths: int, types: int = TYPES) -> Tuple[List[Tensor], List[Tensor]]:

@@ -57,12 +57,8 @@ def test_the_environment_has_the_packages_of_the_runtime_alone(tmp_path):
     (tmp_path / "examples/try").mkdir(parents=True)
     (tmp_path / "examples/try/try.py").write_text("print('tried')")
     environment = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DRY_RUN": "1"}
-    words = [
-        "make",
-        "--no-print-directory",
-        "try",
-        f"PYTHON={shlex.quote(sys.executable)}",
-    ]  # which it prints below `make test`
+    silent = "--no-print-directory"  # which it prints below `make test`
+    words = ["make", silent, "try", f"PYTHON={shlex.quote(sys.executable)}"]
     made = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert made.returncode  # without an index, and nothing is left that looks ready
     assert not (tmp_path / ".try/.ready").exists()
