@@ -118,7 +118,7 @@ class Types:
 # An end of a sentence: punctuation with closing quotes or brackets, before blanks and what may begin the next one. All
 # punctuation marks at one place are tried once, from the first on.
 END = re.compile(
-    r"""(?<![.!?\u2026])([.!?\u2026]+['"\u2019\u201d\u201c\u00bb)\]]*)(\s+)(?=['"\u2018\u201c\u201e\u00ab(\[]*[^\W_a-z])"""
+    r"""(?<![.!?\u2026])([.!?\u2026]+['"\u2019\u201d\u201c\u00bb)\]]*)(\s+)(?=\u2581?['"\u2018\u201c\u201e\u00ab(\[]*([^\W_]))"""
 )
 # What ends with a full stop within a sentence: initials, abbreviations, and whole numbers of one or two digits, which
 # are German ordinals ("am 3. Oktober") or count points. Longer numbers, such as years, end sentences.
@@ -138,6 +138,9 @@ def sentences(paragraph: str) -> List[Sentence]:
     """Cuts a paragraph behind the ends of its sentences; joined again, they are the paragraph."""
     found, start = [], 0
     for end in END.finditer(paragraph):
+        first = end.group(3)
+        if first != first.title():  # in lower case; islower() is also true of Georgian, which has one case
+            continue
         if end.group(1) == "." and WITHIN.search(paragraph[max(start, end.end(1) - LONGEST) : end.end(1)]):
             continue
         found.append(Sentence(paragraph[start : end.end(1)], end.group(2)))

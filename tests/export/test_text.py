@@ -110,6 +110,9 @@ def test_what_is_no_text_is_refused(given_text, kind, words):
             "1. Eat. It cost \u20ac5. They ate 128. Ok",
             [("1. Eat.", " "), ("It cost \u20ac5.", " "), ("They ate 128.", " "), ("Ok", "")],
         ),
+        ("Er kam usw. \u00fcber den Berg. \u00c4h", [("Er kam usw. \u00fcber den Berg.", " "), ("\u00c4h", "")]),
+        ("\u10d0\u10d0. \u10d0\u10d0.", [("\u10d0\u10d0.", " "), ("\u10d0\u10d0.", "")]),
+        ("\u2581Jesus \u2581wept . \u2581He", [("\u2581Jesus \u2581wept .", " "), ("\u2581He", "")]),
         ("Wait\u2026 What?! (Really?) Yes", [("Wait\u2026", " "), ("What?!", " "), ("(Really?)", " "), ("Yes", "")]),
     ],
 )
