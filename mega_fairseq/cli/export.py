@@ -9,7 +9,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import torch
 from fairseq.data import Dictionary
@@ -228,10 +228,13 @@ def check_bytes(dictionary: Dictionary) -> None:
 
 
 def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional[str]:
-    """Refuses a SentencePiece model if most types of the source are not its pieces; else what speaks against it.
+    """Refuses a SentencePiece model if most types of the source are not its pieces, and many pieces are in no type.
 
-    Words of characters that the model lacks are types of the training, too. Pieces that BPE always merges with others
-    are no types, but parts of some. More than half, or most of the last ones, are in no type only of a larger model.
+    Returns what else speaks against it.
+
+    Words of characters that the model lacks are types of the training, too, and a dictionary of both languages has the
+    types of another model. Pieces that BPE always merges with others are no types, but parts of some. More than half,
+    or most of the last ones, are in no type only of a larger model.
     """
     model = SentencePieceProcessor(model_file=str(path))
     special = (model.is_control, model.is_unknown, model.is_unused, model.is_byte)
@@ -240,13 +243,12 @@ def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional
     types = words_of(source)
     others, characters = set(types) - set(known), set(pieces)
     foreign = sum(any(character in characters for character in name) for name in others)
-    used = {*types, *words_of(target)}
-    text = "\n".join(used)
-    unused = {piece for piece in pieces if piece not in used and piece not in text}  # most pieces are types
+    not_in_source = not_in(types, pieces)
+    unused = not_in(words_of(target), not_in_source)
     merged = [piece for piece in pieces if len(piece) > 1]
     last = merged[-max(MANY, len(merged) // 20) :]
     larger = 2 * len(unused) > len(pieces) or 4 * sum(piece in unused for piece in last) > 3 * len(last)
-    if 2 * foreign > len(types) or 2 * len(others) > len(types) and 2 * len(unused) > len(pieces):
+    if 2 * len(others) > len(types) and 5 * len(not_in_source) > len(pieces):
         raise UserError(
             f"has {len(types):,} types, of which {len(others):,} are not in {path}; give the SentencePiece model of "
             "its text"
@@ -258,6 +260,12 @@ def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional
         f"{len(pieces):,} pieces are in no type: it may be another SentencePiece model than that of the training, and "
         "then the output is wrong"
     )
+
+
+def not_in(types: List[str], pieces: Iterable[str]) -> Set[str]:
+    """The pieces that are neither types nor parts of some."""
+    known, text = set(types), "\n".join(types)
+    return {piece for piece in pieces if piece not in known and piece not in text}  # most are types
 
 
 def words_of(dictionary: Dictionary) -> List[str]:

@@ -183,6 +183,15 @@ def test_pieces_of_another_model_are_doubted(tmp_path):
     assert len(kept) < 200
     assert check_pieces(paths[300], merged, merged) is None
     assert "0 of its" in check_pieces(paths[300], types_of(Pieces(paths[340]).model), right)
+    joined = types_of(Pieces(paths[150]).model, *(f"{number}der" for number in range(200)))  # with a larger model
+    assert re.search("200 of 347 types .* 0 of its 147 pieces", check_pieces(paths[150], joined, joined))
+    characters = pieces_of_chapters(tmp_path / "characters", model_type="char")
+    with pytest.raises(UserError, match="give the SentencePiece model of its text"):  # that of the source
+        check_pieces(
+            characters,
+            types_of(Pieces(few_pieces(tmp_path, tuple("\u6c34\u706b\u6728"))).model, *map(chr, range(0x4E00, 0x4F00))),
+            types_of(Pieces(characters).model),
+        )
     words = Dictionary()
     words.add_symbol("\u6c34\u706b")
     for other in (words, types_of(Pieces(few_pieces(tmp_path)).model, *(f"{number}der" for number in range(99)))):
