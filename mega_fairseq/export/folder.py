@@ -97,11 +97,13 @@ def write_translation(
 ) -> None:
     """`documents` are options of --task mega_document_translation, for models of windows of several lines.
 
-    `languages` are those of the source and the target.
+    Windows are no longer than what the graphs read. `languages` are those of the source and the target.
     """
     encoder, decoder = model.encoder, model.decoder
     refusals.check(encoder, decoder)
     limits = limits_of(model)
+    if documents is not None:
+        documents = {**documents, "window_tokens": min(documents["window_tokens"], limits.source)}
     writer = Writer(folder, number_format)
     special = special_types(decoder.dictionary)
     if separators is not None:

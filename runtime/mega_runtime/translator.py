@@ -1,5 +1,6 @@
 """Translation of lines and of documents."""
 
+import logging
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from mega_runtime.lines import LineRules, Places, longest_line, split
 from mega_runtime.search import Hypothesis, Options, Search, Special
 from mega_runtime.text import Sentence, Types, check_text, segmenter, sentences
 
+logger = logging.getLogger(__name__)
 BOS = "<s>"  # which fairseq leaves out of texts
 BLANKS = str.maketrans("\t\n\r", "   ")
 BLANK = [Hypothesis([2], 0.0)]  # of a source without tokens; the last token, eos, is never read
@@ -97,8 +99,10 @@ class Translator:
             decoder = Decoder(self.steps, self.config["decoder_chunk"])
         try:
             yield decoder
-        finally:
+        except GeneratorExit:  # of a stream that is not read to its end
             self.idle.append(decoder)
+            raise
+        self.idle.append(decoder)  # not after an error: its storage may have numbers that are not finite
 
     # ---------------------------------------------------------------------------------------- lines
 
@@ -269,6 +273,7 @@ class Translator:
             of_lines = settings["line_length_a"], settings["line_length_b"]
             lines = LineRules(sources, self.source_separator, self.special.separator, *of_lines, limit, chosen.beam)
             longest = lines.limit
+        full = [] if lines is None else np.flatnonzero(longest == limit)
         search = Search(longest, chosen, self.special, lines)
         inputs, places = self._sources(sources, chosen.beam)
         going = np.ones(len(sources), bool)
@@ -283,6 +288,12 @@ class Translator:
                     places.advance(search.tokens, search.parents, decoder.sources["source_places"])
                 going = search.step(decoder.step(search.tokens, search.parents))
                 yield search
+        shortened = sum(len(search.hypotheses(n)[0].tokens) > limit for n in full)
+        if shortened:
+            logger.warning(
+                f"the last lines of {shortened:,} texts were shortened, since the model writes at most {limit:,} "
+                "tokens; give shorter texts, or train the model with more --max-target-positions"
+            )
 
     def _chosen(self, options: Dict[str, Any]) -> Options:
         """The options of this model with some others."""

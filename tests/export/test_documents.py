@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mega_fairseq.export import folder
 from mega_fairseq.tasks.line_counts import LineSearch, keep_lines
 from mega_runtime.lines import LineRules, Places, split
 from mega_runtime.translator import Translator, windows
@@ -132,6 +133,21 @@ def test_hypotheses_have_the_lines_of_their_source_whatever_the_model_prefers(po
 def limited(positions, ends=0.0):
     limits = {"max_source_positions": positions, "max_target_positions": positions}
     return documents(a=1.0, b=6.0, window=40, ends=ends, **limits)[2]
+
+
+@pytest.mark.parametrize(("positions", "ends", "texts"), [(48, -50.0, 2), (400, -50.0, 0), (48, 50.0, 0)])
+def test_lines_that_are_shortened_for_lack_of_positions_are_reported(caplog, positions, ends, texts):
+    ours(limited(positions, ends), windows_of([[9, 9, 9, 9], [1, 1], [8, 8, 8, 8]]), beam=2)
+    assert [f"of {texts} texts were shortened" in record.getMessage() for record in caplog.records] == [True] * (
+        texts > 0
+    )
+
+
+def test_windows_are_no_longer_than_what_the_graphs_read(monkeypatch):
+    monkeypatch.setattr(folder, "UNLIMITED", 24)
+    translator = documents(a=1.0, b=1.0, window=40, **CHUNKS)[2]
+    assert translator.config["documents"]["window_tokens"] == 24
+    assert len(translator.translate_documents([["w1 w2 w3"] * 20], beam=1)[0]) == 20
 
 
 def test_more_lines_than_the_model_can_write_are_refused():

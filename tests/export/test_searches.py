@@ -2,15 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mega_fairseq.export.folder import write_translation
 from mega_runtime import Translator
 from mega_runtime.search import Search
-from tests.helpers.exported import CHUNK, SEARCHED, ours, sources, theirs, translation
+from tests.helpers.exported import CHUNK, SEARCHED, new_folder, ours, sharpened, sources, theirs, translation
 from tests.helpers.hypotheses import assert_same
 from tests.helpers.profiles import examples
-from tests.helpers.small_models import EOS, TYPES
+from tests.helpers.small_models import EOS, TYPES, translation_model
 
 each = pytest.mark.parametrize("name", SEARCHED)
 LENGTHS = [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1, 31]
@@ -29,6 +31,18 @@ def searches(draw):
     options["min_len"] = min(options["min_len"], options["max_len_b"])
     lengths = draw(st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=5))
     return sources(*lengths, seed=draw(st.integers(0, 99))), options
+
+
+def test_a_source_whose_numbers_overflow_does_not_spoil_the_next():
+    model, folder = sharpened(translation_model(output_bias=True), 2.0, 1.0), new_folder()
+    with torch.no_grad():
+        model.encoder.embed_tokens.weight[TYPES - 1] = 1e19
+    write_translation(folder, model)
+    translator, rows = Translator(folder), sources(3, 9)
+    before = ours(translator, rows)
+    with pytest.raises(FloatingPointError, match="not numbers"):
+        translator.search([[TYPES - 1, EOS]])
+    assert ours(translator, rows) == before
 
 
 @each

@@ -30,7 +30,7 @@ OPTIONS = {
 
 def exported(name):
     model, folder = translation_model(**OPTIONS[name]), new_folder()
-    settings = {"source_separator": SEPARATORS[0], "line_length_a": 2.0, "line_length_b": 20.0}
+    settings = {"source_separator": SEPARATORS[0], "line_length_a": 2.0, "line_length_b": 20.0, "window_tokens": 60}
     lines = {"separators": SEPARATORS, "documents": settings}
     write_translation(folder, model, **(lines if model.decoder.separators else {}))
     return model, Translator(folder)
