@@ -227,6 +227,18 @@ model = ctranslate2.Translator(folder, compute_type=setting, inter_threads=1, in
 model.translate_batch([text.split()], beam_size=5, max_decoding_length=64)
 """,
 }
+WINDOW = {
+    "mega_runtime": """
+from mega_runtime import Translator
+Translator(folder, pieces=True).translate_documents([[text] * 32])
+""",
+    "CTranslate2": """
+import ctranslate2
+model = ctranslate2.Translator(folder, compute_type=setting, inter_threads=1, intra_threads=1)
+words = text.split() * 32
+model.translate_batch([words], beam_size=5, min_decoding_length=len(words), max_decoding_length=len(words))
+""",
+}
 OBSERVE = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True)
@@ -275,6 +287,17 @@ def memory(meter: Meter) -> Iterator[Row]:
     yield "peak MiB", {name: mib for name, (_, mib) in used.items()}
 
 
+def window(meter: Meter) -> Iterator[Row]:
+    """A process that translates a window of 32 sentences of 30 tokens, beam 5: peak MiB"""
+    models, text = models_of(meter.quick), " ".join(f"w{number}" for number in range(30))
+    for number_format in FORMATS:
+        folders = {"mega_runtime": models.exported("Mega for documents", number_format)}
+        if BESIDE:
+            folders["CTranslate2"] = models.exported("Transformer", number_format)
+        peaks = {name: usage(GIVEN + WINDOW[name], meter, folders[name], number_format, text)[1] for name in folders}
+        yield number_format, peaks
+
+
 def usage(program: str, meter: Meter, *words: Any) -> Tuple[float, float]:
     """CPU seconds, the median of several, and peak MiB of a process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -303,5 +326,5 @@ def folder_mb(folder: Path, files: str) -> float:
 
 
 if __name__ == "__main__":
-    tables = [sentences, batches, windows, threads, process, memory]
+    tables = [sentences, batches, windows, threads, process, memory, window]
     main(__doc__, {table.__name__: table for table in tables})
