@@ -6,7 +6,8 @@ A step is an update of fairseq's trainer, on random tokens in sequences of one l
 only. small: the models whose quality quality_translation.py compares; base: mega_transformer_base over
 33,000 types, both with sources and targets of the same length; language: mega_lm_enwik8, in chunks of 2,048; mixers:
 the language models that quality_lm.py compares, with the memory of a step; small updates, base updates: the
-translation models with each criterion, optimizer, number format and setting of memory.
+translation models with each criterion, optimizer, number format and setting of memory; base memory: an update of 4,096
+tokens, also with eight times the types.
 """
 
 import statistics
@@ -59,6 +60,7 @@ TABLES = {
     "language": Table(BYTES, 2048, [512, 2048], OF_BYTES),
     "small updates": Table(3908, 4096, [128], SMALL),
     "base updates": Table(decode.TYPES, 2048, [128], BASE),
+    "base memory": Table(decode.TYPES, 4096, [128], BASE),
     "mixers": Table(BYTES, 4096, [512], {name: quality_lm.MODELS[name] for name in quality_lm.COMPARED}),
 }
 
@@ -142,6 +144,20 @@ def whole(words: List[str], table: Table, length: int) -> Tuple[float, float]:
     return table.tokens // length * length / seconds, peak
 
 
+def memory(table: Table, meter: Meter) -> Iterator[Row]:
+    """An update: peak MiB above the model's, by types and criterion"""
+    kind = "our criterion and optimizer"
+    for types, name in ((table.types, "fairseq's criterion"), (table.types, kind), (8 * table.types, kind)):
+        larger, words = table._replace(types=types), UPDATES[name].words
+        yield f"{types:,} types, {name}", {m: meter.apart(peak, [*w, *words], larger) for m, w in table.models.items()}
+
+
+def peak(words: List[str], table: Table) -> float:
+    (length,) = table.lengths
+    on_cpu(words, table.types, length, length)()
+    return peak_mib(on_cpu(words, table.types, length, table.tokens))
+
+
 def check(names: List[str]) -> None:
     """Raises unless the models of a table have equal sizes."""
     for name in names:
@@ -154,6 +170,7 @@ MEASURES: Dict[str, Callable[[Table, Meter], Iterator[Row]]] = {
     "mixers": cost,
     "small updates": updates,
     "base updates": updates,
+    "base memory": memory,
 }
 
 

@@ -71,6 +71,12 @@ def test_whole_models_have_equal_sizes():
         train.check(["language", "base"])  # `train.py` checks `small` below
 
 
+def test_memory_is_measured_by_types_and_criterion():
+    rows = list(train.memory(train.Table(40, 16, [8], train.SMALL), measure.Meter(quick=True)))
+    assert [case.split(",")[0] for case, _ in rows] == ["40 types", "40 types", "320 types"]
+    assert all(set(peaks) == set(train.SMALL) and min(peaks.values()) > 0 for _, peaks in rows)
+
+
 PROGRAMS = {
     "layer.py": [],
     "decode.py": [],
