@@ -147,6 +147,7 @@ def write(target: Path, arguments: argparse.Namespace) -> Tuple[Dict[str, Any], 
         take_dictionary(model.decoder, task.target_dictionary, task.cfg.data)
         doubt = pieces and check_pieces(pieces, task.source_dictionary, task.target_dictionary)
         documents = separators = None
+        changed = {}
         if isinstance(task, MegaDocumentTranslationTask):
             separators = task.separators
             if model.decoder.separators is not None:
@@ -155,9 +156,12 @@ def write(target: Path, arguments: argparse.Namespace) -> Tuple[Dict[str, Any], 
             documents = {name: getattr(task.cfg, name) for name in names}
             documents["window_tokens"] = task.cfg.valid_window_tokens or task.cfg.window_tokens
             documents["source_separator"] = separators[0]
+            if str(task.cfg.sentence_counts) == "free":
+                task.cfg.sentence_counts = "exact"  # as all exports
+                changed = {"sentence counts": "exact, not free"}
         languages = task.cfg.source_lang, task.cfg.target_lang
         folder.write_translation(target, model, arguments.format, pieces, documents, separators, languages)
-        return check.check_translation(target, model, task), doubt
+        return {**check.check_translation(target, model, task), **changed}, doubt
     if isinstance(model, MegaLanguageModel):
         data = arguments.data or data_of_training(checkpoint)
         take_dictionary(model.decoder, read_dictionary(Path(data) / "dict.txt"), data)

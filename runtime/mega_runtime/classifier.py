@@ -69,7 +69,10 @@ class Classifier:
         parts = [given]
         if self.inputs["pairs"]:
             if not (isinstance(given, (list, tuple)) and len(given) == 2):
-                raise ValueError(f"{name} is not a pair, which this model classifies; give a tuple of two inputs")
+                raise ValueError(
+                    f"{name} is not a pair, which this model classifies; give a tuple of two inputs, in a shell a line "
+                    "with a tab between them"
+                )
             parts = list(given)
         encoded = [self._values(part, name) if self.types is None else self._tokens(part, name) for part in parts]
         longest = self.inputs["longest"]

@@ -107,6 +107,17 @@ def test_documents_are_translated_as_by_the_project(bible, trained_on_documents,
     assert config_of(folder)["documents"]["window_tokens"] == 200
 
 
+def test_models_of_documents_with_any_number_of_lines_are_exported_with_exact_ones(
+    bible, trained_on_documents, edited, tmp_path
+):
+    path = edited(
+        trained_on_documents / "checkpoint_last.pt", lambda c: c["cfg"]["task"].update(sentence_counts="free")
+    )
+    folder, _ = export(path, tmp_path / "model", "--format=float32", "--data", bible)
+    differences = config_of(folder)["differences"]
+    assert (differences["sentence counts"], differences["same hypotheses"]) == ("exact, not free", "4 of 4")
+
+
 @pytest.mark.parametrize("kind", ["bytes", "values"])
 def test_classifiers_predict_as_the_project(classifiers, tmp_path, kind):
     trained = classifiers(kind)
