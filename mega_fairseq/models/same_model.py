@@ -18,6 +18,7 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Type
 
 import torch
 from fairseq.dataclass import FairseqDataclass
+from fairseq.file_io import PathManager
 from fairseq.models import MODEL_REGISTRY, BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
@@ -46,7 +47,10 @@ def check_start(
         return
     options = option_of_command(cfg, "checkpoint")
     path, resumes = _start(options)
-    if not path or options.checkpoint_suffix or not Path(path).is_file():  # a suffix: each process loads a part
+    if not path or options.checkpoint_suffix:  # a suffix: each process loads a part
+        return
+    if not Path(path).is_file():
+        _check_missing(path, options)
         return
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -55,9 +59,19 @@ def check_start(
     except (RuntimeError, OSError, EOFError):
         option = "--finetune-from-model" if path == options.finetune_from_model else "--restore-file"
         raise ValueError(
-            f"{path} is not a complete checkpoint; give another one as {option}, or remove it to train from the start"
+            f"{path} is not a complete checkpoint; give the path of another one as {option}, or remove it to train "
+            "from the start"
         ) from None
     _compare(model, cfg, state, path, resumes, task_state)
+
+
+def _check_missing(path: str, options: DictConfig) -> None:
+    """Raises an error for a --restore-file that is not there: fairseq trains from the start, over other checkpoints."""
+    if path == options.restore_file and not PathManager.exists(path) and Path(path) != Path(options.save_dir, LAST):
+        there = Path(options.save_dir, path)
+        raise ValueError(
+            f"--restore-file {path} does not exist; give " + (f"{there}" if there.is_file() else "its path")
+        )
 
 
 def _start(options: DictConfig) -> Tuple[Optional[str], bool]:

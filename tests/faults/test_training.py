@@ -101,6 +101,7 @@ def test_a_half_copied_last_checkpoint_is_refused(training, tmp_path):
     train(training, tmp_path, fault=partial(faults.killed_in_copy, SECOND, LAST), code=KILLED)
     assert broken(tmp_path) == [LAST]
     assert_refused(training, tmp_path)
+    assert_refused(training, tmp_path, "--restore-file", SECOND, path=SECOND)  # a path is asked for, not a name
     assert_ends_like(training, tmp_path, 12, "--restore-file", tmp_path / SECOND)
 
 
