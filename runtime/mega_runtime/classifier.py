@@ -98,6 +98,8 @@ class Classifier:
 
     def _values(self, given: Any, name: str) -> np.ndarray:
         """A row of numbers of the type of the training, scaled as there."""
+        if isinstance(given, np.ma.MaskedArray):
+            raise ValueError(f"{name} is a masked array; give a plain one, with a number in each place")
         numbers, expected, length = np.asarray(given), self.inputs["number_type"], self.inputs["length"]
         found = "float" if numbers.dtype.kind == "f" else numbers.dtype.name
         if found != expected and numbers.dtype.kind in "iu" and numbers.size and expected in ("uint8", "int16"):

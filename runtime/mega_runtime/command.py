@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Iterable, Iterator, List, Optional, Sequence, Union
 
 import mega_runtime
 from mega_runtime.classifier import Classifier
@@ -217,8 +217,9 @@ def run_score(args: argparse.Namespace) -> None:
 
 def run_classify(args: argparse.Namespace) -> None:
     model = Classifier(args.folder, args.threads)
-    for number, line in enumerate(read_lines(args.input), 1):
-        if not line.strip():
+    of_bytes = model.inputs["kind"] == "bytes"  # any, as in training
+    for number, line in enumerate((read_bytes if of_bytes else read_lines)(args.input), 1):
+        if not (line if of_bytes else line.strip()):
             print(flush=True)
             continue
         with errors_of(number):
@@ -258,24 +259,39 @@ def run_info(args: argparse.Namespace) -> None:
         print(f"{name:18} {value}")
 
 
-def parsed(model: Classifier, line: str) -> Any:
+def parsed(model: Classifier, line: Union[str, bytes]) -> Any:
     """The input of a line, or both of a pair, which a tab separates."""
-    parts: List[Any] = line.split("\t") if model.inputs["pairs"] else [line]
+    pairs, tab = model.inputs["pairs"], "\t" if isinstance(line, str) else b"\t"
+    parts: List[Any] = line.split(tab) if pairs else [line]
     if model.inputs["kind"] == "values":
-        kind = float if model.inputs["number_type"] == "float" else int
+        kind = float if model.inputs["number_type"] == "float" else whole
         try:
             parts = [list(map(kind, part.split())) for part in parts]
         except ValueError:
-            raise ValueError(f"a word is no {kind.__name__}; give numbers, with blanks between them") from None
-    return tuple(parts) if model.inputs["pairs"] else parts[0]
+            raise ValueError(f"a word is no {kind.__name__} number; give numbers, with blanks between them") from None
+    return tuple(parts) if pairs else parts[0]
+
+
+def whole(word: str) -> int:
+    """Also of "5.0", as NumPy writes whole numbers."""
+    number = float(word)
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
 
 
 def read_lines(path: Optional[str]) -> Iterator[str]:
-    """Lines without their ends (also of Windows) and without a byte order mark, of a file or of standard input."""
+    """Lines of text, without a byte order mark."""
+    for number, line in enumerate(read_bytes(path), 1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"line {number:,} is not UTF-8; convert the text, with iconv for instance") from None
+        yield text[1:] if number == 1 and text.startswith("\ufeff") else text
+
+
+def read_bytes(path: Optional[str]) -> Iterator[bytes]:
+    """Lines without their ends (also of Windows), of a file or of standard input."""
     with open(0 if path is None else path, "rb", closefd=path is not None) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                text = re.sub(rb"\r?\n?\Z", b"", line).decode()
-            except UnicodeDecodeError:
-                raise ValueError(f"line {number:,} is not UTF-8; convert the text, with iconv for instance") from None
-            yield text[1:] if number == 1 and text.startswith("\ufeff") else text
+        for line in file:
+            yield re.sub(rb"\r?\n?\Z", b"", line)

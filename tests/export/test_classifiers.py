@@ -145,6 +145,7 @@ def test_many_inputs_keep_their_order():
         ("pairs", [("w1", "w2"), ("w1", "")], ValueError, "input 2 is empty"),
         ("uint8", [[0.5]], ValueError, "input 1 .* of type uint8"),
         ("uint8", [[1, 256]], ValueError, "input 1 .* 0 to 255"),
+        ("uint8", [np.ma.masked_array([1, 2], [0, 1])], ValueError, "input 1 is a masked array"),
         ("uint8", [[-1]], ValueError, "input 1 .* 0 to 255"),
         ("uint8", [[]], ValueError, "input 1 .* of type uint8"),
         ("uint8", [np.zeros((2, 2), np.uint8)], ValueError, r"input 1 has the shape \(2, 2\)"),

@@ -381,7 +381,23 @@ def test_lines_are_classified(command, kind, number_type, pairs, lines, inputs):
     expected = text_of(f"{found.label}\t{found.probability:.4f}" for found in Classifier(path).predict(inputs))
     assert command("classify", path, text=text_of(lines)) == (0, expected, "")
     first, rest = expected.split("\n", 1)
-    assert command("classify", path, text=text_of([lines[0], " ", *lines[1:]])) == (0, f"{first}\n\n{rest}", "")
+    blank = "" if kind == "bytes" else " "
+    assert command("classify", path, text=text_of([lines[0], blank, *lines[1:]])) == (0, f"{first}\n\n{rest}", "")
+
+
+def test_any_bytes_are_classified_as_in_training(command):
+    path = exported_classifier("bytes")
+    lines = [b"caf\xe9 au lait", b"\xef\xbb\xbfabc", b" ", b"\t\xff"]
+    expected = "".join(f"{p.label}\t{p.probability:.4f}\n" for p in Classifier(path).predict(lines))
+    assert command("classify", path, text=b"\r\n".join(lines)) == (0, expected, "")
+    pairs = exported_classifier("bytes", pairs=True)
+    (one,) = Classifier(pairs).predict([(b"\xe9", b"a b")])
+    assert command("classify", pairs, text=b"\xe9\ta b\n") == (0, f"{one.label}\t{one.probability:.4f}\n", "")
+
+
+def test_whole_numbers_may_have_a_point(command):
+    path = exported_classifier("values", "uint8")
+    assert command("classify", path, text="5.000e+00 7.0\n") == command("classify", path, text="5 7\n")
 
 
 def test_lines_that_cannot_be_classified_are_named(refuses, tmp_path):
@@ -389,7 +405,7 @@ def test_lines_that_cannot_be_classified_are_named(refuses, tmp_path):
     first = Classifier(path).predict([[1, 2]])[0]
     out = f"{first.label}\t{first.probability:.4f}\n"
     refuses("classify", path, text="1 2\n1 300\n", words=["line 2: ", "0 to 255"], out=out)
-    refuses("classify", path, text="1 2\n1 x\n", words=["line 2: ", "no int"], out=out)
+    refuses("classify", path, text="1 2\n1 x\n", words=["line 2: ", "no whole number"], out=out)
     refuses("classify", path, text=b"1 2\n\xff\n", words=["line 2 is not UTF-8"], out=out)
     refuses("classify", exported_classifier("tokens", pairs=True), text="w1\n", words=["line 1: ", "pair"])
 
