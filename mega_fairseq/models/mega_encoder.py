@@ -10,6 +10,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel, FairseqEncoderModel
 from fairseq.models.roberta import RobertaHubInterface
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
 from mega_fairseq.fairseq_options import ALWAYS, SAME_SHAPES, is_training, option, option_of_command
@@ -144,6 +145,11 @@ class MegaEncoderModel(HeadedEncoder):
 
     @classmethod
     def build_model(cls, cfg: MegaEncoderConfig, task: FairseqTask) -> "MegaEncoderModel":
+        if isinstance(task, TranslationTask):
+            raise ValueError(
+                "--arch mega_encoder has no decoder for --task translation; choose an --arch that starts with "
+                "mega_transformer"
+            )
         dictionary = task.source_dictionary
         if dictionary is None:
             raise ValueError(

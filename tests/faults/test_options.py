@@ -284,6 +284,10 @@ def test_options_that_do_not_fit_a_preset_are_refused(no_data, words, said):
             [*PLUGIN, "--task=translation", "-s", "de", "-t", "en", "--arch=mega_lm", *TRAINING],
             "ValueError: --arch mega_lm has no encoder",
         ),
+        (
+            [*PLUGIN, "--task=translation", "-s", "de", "-t", "en", "--arch=mega_encoder", *TRAINING],
+            "ValueError: --arch mega_encoder has no decoder",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, list) else value,
 )
