@@ -238,7 +238,8 @@ def run_info(args: argparse.Namespace) -> None:
     }
     if inputs is not None:
         numbers = f" of type {inputs['number_type']}" if inputs["kind"] == "values" else ""
-        about["inputs"] = f"{'pairs of ' * inputs['pairs']}{inputs['kind']}{numbers}, at most {inputs['longest']:,}"
+        most = f"at most {inputs['longest']:,}" if inputs["length"] is None else f"{inputs['length']:,}"
+        about["inputs"] = f"{'pairs of ' * inputs['pairs']}{inputs['kind']}{numbers}, {most}"
         about["classes"] = ", ".join(config["classes"])
     if text is not None:
         sides = [side for side in ("source", "target") if side in text]

@@ -267,6 +267,7 @@ def test_a_folder_is_described(process, command, tmp_path):
         language(decoder_chunk_size=-1, rel_pos_bias="simple")[1].folder.path: ["limits ", "tokens: 64 (target)"],
         exported_classifier("values", "uint8"): ["classifier", "values of type uint8", "a, b, c"],
         exported_classifier("tokens", pairs=True): ["pairs of tokens"],
+        ROOT / "pretrained/digits": ["values of type uint8, 64\n"],
     }
     for path, words in kinds.items():
         code, said, err = command("info", path, text=None)
