@@ -47,10 +47,10 @@ def check_start(
         return
     options = option_of_command(cfg, "checkpoint")
     path, resumes = _start(options)
-    if not path or options.checkpoint_suffix:  # a suffix: each process loads a part
+    if options.checkpoint_suffix:  # each process loads a part
         return
-    if not Path(path).is_file():
-        _check_missing(path, options)
+    _check_kept(path, options)
+    if not path or not Path(path).is_file():
         return
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -65,12 +65,21 @@ def check_start(
     _compare(model, cfg, state, path, resumes, task_state)
 
 
-def _check_missing(path: str, options: DictConfig) -> None:
-    """Raises an error for a --restore-file that is not there: fairseq trains from the start, over other checkpoints."""
-    if path == options.restore_file and not PathManager.exists(path) and Path(path) != Path(options.save_dir, LAST):
-        there = Path(options.save_dir, path)
-        raise ValueError(
-            f"--restore-file {path} does not exist; give " + (f"{there}" if there.is_file() else "its path")
+def _check_kept(path: Optional[str], options: DictConfig) -> None:
+    """Raises an error if --restore-file is missing, and warns of checkpoints that a training from elsewhere replaces.
+
+    fairseq would train from the start, or from there, without a word.
+    """
+    given, folder = options.restore_file, Path(options.save_dir)
+    last = (folder / LAST).resolve()
+    if given != LAST and not PathManager.isfile(given) and Path(given).resolve() != last:
+        there = folder / given
+        raise ValueError(f"--restore-file {given} is no file; give {there if there.is_file() else 'its path'}")
+    elsewhere = not path or Path(path).resolve() != last
+    if elsewhere and not options.no_save and any(folder.glob("checkpoint*.pt")):
+        start = f"from {path}" if path and Path(path).is_file() else "with new weights"
+        logger.warning(
+            f"{folder} has checkpoints, and this training starts {start}: it replaces those of the same names"
         )
 
 

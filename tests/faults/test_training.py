@@ -80,6 +80,7 @@ def assert_refused(training, folder, *options, path=LAST, remedy="--restore-file
 def assert_ends_like(training, folder, after, *options):
     """Runs the command again and checks that it resumes after this update, to the same losses and checkpoints."""
     said = train(training, folder, *options)
+    assert ("it replaces those of the same names" in said) == bool(options)  # with --restore-file
     assert losses(said) == {update: loss for update, loss in losses(training.said).items() if update > after}
     assert {path.name for path in folder.iterdir()} == {path.name for path in training.folder.iterdir()}
     for name in (LAST, BEST):
@@ -102,6 +103,7 @@ def test_a_half_copied_last_checkpoint_is_refused(training, tmp_path):
     assert broken(tmp_path) == [LAST]
     assert_refused(training, tmp_path)
     assert_refused(training, tmp_path, "--restore-file", SECOND, path=SECOND)  # a path is asked for, not a name
+    assert_refused(training, tmp_path, "--restore-file", tmp_path, path="")
     assert_ends_like(training, tmp_path, 12, "--restore-file", tmp_path / SECOND)
 
 
