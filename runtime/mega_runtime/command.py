@@ -1,6 +1,7 @@
 """The command `mega-runtime`: text from standard input, or a file, to standard output."""
 
 import argparse
+import io
 import math
 import os
 import re
@@ -39,6 +40,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         print("mega-runtime: standard output is closed", file=sys.stderr)
         return 1
     args = parser().parse_args(arguments)
+    if isinstance(
+        getattr(sys.stdout, "buffer", None), io.RawIOBase
+    ):  # PYTHONUNBUFFERED: a write cut short would be lost
+        sys.stdout = open(1, "w", 1, closefd=False)  # noqa: SIM115 - until the process ends
     sys.stdout.reconfigure(encoding="utf-8", errors="strict", newline="\n")
     try:
         args.run(args)
@@ -51,7 +56,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
             sys.stderr.close()
             return 1
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk: Python would try again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         less = "; lower --beam or --batch-tokens" if isinstance(error, MemoryError) and "beam" in args else ""
         print(f"mega-runtime {args.command}: {error}{less}", file=sys.stderr)
         return 1

@@ -126,7 +126,7 @@ WITHIN = re.compile(
     r"(?:(?:^|\W)(?:[^\W\d_]|[Mm]rs?|[Mm]s|[Dd]r|[Pp]rof|[Ss]t|[Nn]o|[Nn]r|[Vv]gl|[Bb]zw|[Cc]a|vs|etc|e\.g|i\.e|z\.B|d\.h)"
     r"|(?:^|\s)\d{1,2})\.$"
 )
-LONGEST = 8  # characters; what WITHIN finds is shorter
+LONGEST = 24  # characters; what WITHIN finds is shorter, also in pieces
 
 
 class Sentence(NamedTuple):
@@ -141,7 +141,10 @@ def sentences(paragraph: str) -> List[Sentence]:
         first = end.group(3)
         if first != first.title():  # in lower case; islower() is also true of Georgian, which has one case
             continue
-        if end.group(1) == "." and WITHIN.search(paragraph[max(start, end.end(1) - LONGEST) : end.end(1)]):
+        before = paragraph[max(start, end.end(1) - LONGEST) : end.end(1)]
+        if SPACE in before:  # pieces
+            before = before.replace(" ", "").replace(SPACE, " ")
+        if end.group(1) == "." and WITHIN.search(before):
             continue
         found.append(Sentence(paragraph[start : end.end(1)], end.group(2)))
         start = end.end()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -285,6 +286,22 @@ def test_ends_of_lines_of_windows_are_no_text(command, of_bytes, job):
     plain, windows = (command(job[0], path, *job[1:], text=f"Fellow citizens{end}") for end in ("\n", "\r\n"))
     assert plain == windows
     assert plain[0] == 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_does_not_fit_on_a_disk_is_an_error(outside, tmp_path, unbuffered):
+    """Also if only the end of the last write is missing."""
+    lines = ["w1 w2", "w3 w4 w5"]
+    size = len(text_of(line.text for line in model().translate(lines))) - 2
+    environment = {**outside["env"], "PYTHONUNBUFFERED": unbuffered, "PYTHONDONTWRITEBYTECODE": "1"}
+    words = [sys.executable, "-m", "mega_runtime", "translate", str(folder())]
+    with open(tmp_path / "out", "wb") as out:
+        done = subprocess.run(
+            words, input=text_of(lines), stdout=out, stderr=subprocess.PIPE, text=True, cwd=outside["cwd"],
+            env=environment, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+        )  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()[-1][:24]) == (1, "mega-runtime translate: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_reader_that_stops_ends_the_command_quietly(outside):

@@ -113,6 +113,10 @@ def test_what_is_no_text_is_refused(given_text, kind, words):
         ("Er kam usw. \u00fcber den Berg. \u00c4h", [("Er kam usw. \u00fcber den Berg.", " "), ("\u00c4h", "")]),
         ("\u10d0\u10d0. \u10d0\u10d0.", [("\u10d0\u10d0.", " "), ("\u10d0\u10d0.", "")]),
         ("\u2581Jesus \u2581wept . \u2581He", [("\u2581Jesus \u2581wept .", " "), ("\u2581He", "")]),
+        (
+            "\u2581am \u2581 3 . \u2581Tage . \u2581Mr . \u2581He",
+            [("\u2581am \u2581 3 . \u2581Tage .", " "), ("\u2581Mr . \u2581He", "")],
+        ),
         ("Wait\u2026 What?! (Really?) Yes", [("Wait\u2026", " "), ("What?!", " "), ("(Really?)", " "), ("Yes", "")]),
     ],
 )
