@@ -49,8 +49,11 @@ def check_start(
     path, resumes = _start(options)
     if options.checkpoint_suffix:  # each process loads a part
         return
-    _check_kept(path, options)
+    _check_given(options)
     if not path or not Path(path).is_file():
+        path = None
+    _warn_of_replaced(path, options)
+    if path is None:
         return
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -65,19 +68,20 @@ def check_start(
     _compare(model, cfg, state, path, resumes, task_state)
 
 
-def _check_kept(path: Optional[str], options: DictConfig) -> None:
-    """Raises an error if --restore-file is missing, and warns of checkpoints that a training from elsewhere replaces.
-
-    fairseq would train from the start, or from there, without a word.
-    """
+def _check_given(options: DictConfig) -> None:
+    """Raises an error if --restore-file is missing: fairseq would train from the start, over other checkpoints."""
     given, folder = options.restore_file, Path(options.save_dir)
-    last = (folder / LAST).resolve()
-    if given != LAST and not PathManager.isfile(given) and Path(given).resolve() != last:
+    if given != LAST and not PathManager.isfile(given) and Path(given).resolve() != (folder / LAST).resolve():
         there = folder / given
         raise ValueError(f"--restore-file {given} is no file; give {there if there.is_file() else 'its path'}")
-    elsewhere = not path or Path(path).resolve() != last
-    if elsewhere and not options.no_save and any(folder.glob("checkpoint*.pt")):
-        start = f"from {path}" if path and Path(path).is_file() else "with new weights"
+
+
+def _warn_of_replaced(path: Optional[str], options: DictConfig) -> None:
+    """Warns of the checkpoints of --save-dir if the training does not go on from the last one."""
+    folder = Path(options.save_dir)
+    goes_on = path and Path(path).resolve() == (folder / LAST).resolve()
+    if not goes_on and not options.no_save and any(folder.glob("checkpoint*.pt")):
+        start = f"from {path}" if path else "with new weights"
         logger.warning(
             f"{folder} has checkpoints, and this training starts {start}: it replaces those of the same names"
         )

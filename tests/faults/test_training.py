@@ -107,6 +107,12 @@ def test_a_half_copied_last_checkpoint_is_refused(training, tmp_path):
     assert_ends_like(training, tmp_path, 12, "--restore-file", tmp_path / SECOND)
 
 
+def test_a_start_with_new_weights_beside_other_checkpoints_is_reported(training, tmp_path):
+    (tmp_path / "checkpoint9.pt").touch()
+    said = train(training, tmp_path, "--restore-file", tmp_path / LAST, "--max-update=1")
+    assert "this training starts with new weights: it replaces" in said
+
+
 def test_a_training_that_was_killed_and_stopped_by_a_full_disk_resumes_to_the_same_model(training, tmp_path):
     said = train(training, tmp_path, fault=partial(faults.killed_in_update, 8), code=KILLED)
     assert max(losses(said)) == 7
