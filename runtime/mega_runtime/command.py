@@ -40,9 +40,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         print("mega-runtime: standard output is closed", file=sys.stderr)
         return 1
     args = parser().parse_args(arguments)
-    if isinstance(
-        getattr(sys.stdout, "buffer", None), io.RawIOBase
-    ):  # PYTHONUNBUFFERED: a write cut short would be lost
+    if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):
+        # PYTHONUNBUFFERED: if a full disk cuts a write short, Python would not notice.
         sys.stdout = open(1, "w", 1, closefd=False)  # noqa: SIM115 - until the process ends
     sys.stdout.reconfigure(encoding="utf-8", errors="strict", newline="\n")
     try:
