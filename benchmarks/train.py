@@ -146,16 +146,11 @@ def whole(words: List[str], table: Table, length: int) -> Tuple[float, float]:
 
 def memory(table: Table, meter: Meter) -> Iterator[Row]:
     """An update: peak MiB above the model's, by types and criterion"""
-    kind = "our criterion and optimizer"
-    for types, name in ((table.types, "fairseq's criterion"), (table.types, kind), (8 * table.types, kind)):
-        larger, words = table._replace(types=types), UPDATES[name].words
-        yield f"{types:,} types, {name}", {m: meter.apart(peak, [*w, *words], larger) for m, w in table.models.items()}
-
-
-def peak(words: List[str], table: Table) -> float:
-    (length,) = table.lengths
-    on_cpu(words, table.types, length, length)()
-    return peak_mib(on_cpu(words, table.types, length, table.tokens))
+    (length,), ours = table.lengths, "our criterion and optimizer"
+    for types, name in ((table.types, "fairseq's criterion"), (table.types, ours), (8 * table.types, ours)):
+        step, warm_up = ((types, length, tokens) for tokens in (table.tokens, length))
+        models = {model: [*words, *UPDATES[name].words] for model, words in table.models.items()}
+        yield f"{types:,} types, {name}", {n: meter.mib(on_cpu, (w, *step), (w, *warm_up)) for n, w in models.items()}
 
 
 def check(names: List[str]) -> None:
