@@ -4,7 +4,6 @@ import argparse
 import math
 import re
 import sys
-import textwrap
 from dataclasses import fields
 from functools import partial
 from itertools import islice
@@ -26,8 +25,6 @@ from mega_fairseq.tasks import MegaClassificationConfig, MegaClassificationTask
 from mega_fairseq.tasks.prediction import Classifier, Prediction
 
 TASKS = ("mega_classification", "sentence_prediction")
-SHOWN = 8  # examples in a row of the figure
-TITLE_WIDTH = 16  # characters of a line above an example, so that neighbours do not touch
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -56,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     if prefix:
         origin = {"checkpoint": arguments.checkpoint, "data": arguments.data, "subset": arguments.subset}
         write_json(prefix, {**origin, **scores.numbers()})
-        drawn = write_figure(f"{prefix}.png", partial(figure, classifier, examples, scores))
+        drawn = write_figure(f"{prefix}.png", partial(figure, scores))
         print("wrote", ", ".join([f"{prefix}.json", *drawn]), file=sys.stderr)
 
 
@@ -245,65 +242,12 @@ class Scores(NamedTuple):
         )
 
 
-# ----------------------------------------------------------------------------------------------- figure
-
-
-def figure(classifier: Classifier, examples: ExampleDataset, scores: Scores) -> Any:
-    """Which classes are taken for which, and for values the first examples and the most confident mistakes."""
+def figure(scores: Scores) -> Any:
+    """Which classes are taken for which."""
     from matplotlib.figure import Figure
 
-    rows: Dict[str, List[int]] = {}
-    if classifier.task.dictionary is None:
-        wrong = scores.predicted.ne(scores.truth)
-        confident = torch.where(wrong, scores.probabilities.max(1).values, torch.tensor(-1.0)).argsort(descending=True)
-        mistakes = confident[: min(SHOWN, int(wrong.sum()))].tolist()
-        rows = {"first": list(range(min(SHOWN, len(wrong)))), "mistakes": mistakes}
-    widths = [4.5, SHOWN] if rows else [4.5]
-    drawing = Figure(figsize=(sum(widths), 4.5), layout="constrained")
-    parts = drawing.subfigures(1, len(widths), squeeze=False, width_ratios=widths)[0]
-    _confusion(parts[0].subplots(), scores)
-    for place, (title, numbers) in enumerate(rows.items()):
-        for column, number in enumerate(numbers):
-            x = examples[number]["inputs"][0]
-            above, below = (parts[1].add_subplot(4, SHOWN, (2 * place + i) * SHOWN + column + 1) for i in (0, 1))
-            _example(above, x.numpy(), "gray")
-            _example(below, saliency(classifier, x), "magma")
-            _title(above, scores, number)
-            if column == 0:
-                above.set_ylabel(title, fontsize=8)
-    return drawing
-
-
-def saliency(classifier: Classifier, x: Tensor) -> np.ndarray:
-    """(L,) -> how much each number changes the score of the predicted class: the gradient's absolute value."""
-    device = next(classifier.parameters()).device
-    x = x[None].to(device).requires_grad_()
-    with torch.enable_grad():
-        lengths = torch.tensor([x.size(1)], device=device)
-        scores = classifier.scores(classifier.models[0], {"src_tokens": x, "src_lengths": lengths})
-        (gradient,) = torch.autograd.grad(scores.log_softmax(-1).max(), x)
-    return gradient[0].abs().cpu().numpy()
-
-
-def _example(axis: Any, values: np.ndarray, colours: str) -> None:
-    """A square picture, or a curve of values that do not form one."""
-    side = math.isqrt(len(values))
-    if side**2 == len(values):
-        axis.imshow(values.reshape(side, side), cmap=colours)
-    else:
-        axis.plot(values, linewidth=0.5, color="black" if colours == "gray" else "tab:red")
-    axis.set(xticks=[], yticks=[])
-
-
-def _title(axis: Any, scores: Scores, number: int) -> None:
-    label, predicted = scores.labels[scores.truth[number]], scores.labels[scores.predicted[number]]
-    text = predicted if label == predicted else f"{label} as {predicted},"
-    text = plain(textwrap.fill(f"{text} {scores.probabilities[number].max():.2f}", TITLE_WIDTH))
-    axis.set_title(text, fontsize=7, pad=2, color="black" if label == predicted else "tab:red")
-
-
-def _confusion(axis: Any, scores: Scores) -> None:
-    counts = scores.confusion.numpy()
+    drawing = Figure(figsize=(4.5, 4.5), layout="constrained")
+    axis, counts = drawing.subplots(), scores.confusion.numpy()
     shares = counts / counts.sum(1, keepdims=True).clip(1)
     axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     places, labels = range(len(scores.labels)), list(map(plain, scores.labels))
@@ -316,3 +260,4 @@ def _confusion(axis: Any, scores: Scores) -> None:
                 color = "white" if shares[row, column] > 0.5 else "black"
                 count = int(counts[row, column]) or ""
                 axis.text(column, row, count, ha="center", va="center", fontsize=7, color=color)
+    return drawing

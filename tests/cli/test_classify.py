@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mega_fairseq.cli.classify import Scores, load, saliency
+from mega_fairseq.cli.classify import Scores
 from mega_fairseq.data.words import warned
 from tests.helpers.classifiers import LABELS, OPTIONS
 from tests.helpers.commands import records, refused_by
@@ -127,21 +127,6 @@ def test_scores_of_known_predictions():
     assert scores.confusion.tolist() == [[2, 0, 1], [0, 1, 0], [0, 0, 0]]
     assert scores.numbers()["bits"] == pytest.approx((1 + np.log2(4 / 3) + 2 + 1) / 4)
     assert "accuracy 75.0% of 4 examples (standard error 21.7%; the most frequent class has 75.0%)" in scores.summary()
-
-
-def test_the_saliency_is_the_gradient_of_the_predicted_class(classifiers):
-    trained = classifiers("values")
-    classifier = load(str(trained.last), None, cpu=True).double()
-    x = torch.linspace(-1, 1, 17, dtype=torch.float64)
-
-    def score(x):
-        return classifier.models[0](x[None], classification_head_name="sentence_classification_head")[0].log_softmax(-1)
-
-    best = score(x).argmax()
-    with torch.no_grad():
-        steps = 1e-6 * torch.eye(17, dtype=torch.float64)
-        slopes = torch.stack([(score(x + step) - score(x - step))[0, best] / 2e-6 for step in steps])
-    torch.testing.assert_close(torch.from_numpy(saliency(classifier, x)), slopes.abs(), atol=1e-7, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@
 # SUBSET (test; or valid, train), BATCH (16: examples at a time), RESULTS (results/$SIZE/$ARCH beside this script).
 #
 # Writes to RESULTS: .txt (accuracy and loss), .log (fairseq's output), .tsv (label and probability of each example),
-# .json and .png (confusion matrix; for values also examples), named after SUBSET, the arguments, and CHECKPOINT where
-# it is not the default; and curves.png (loss and accuracy over the updates).
+# .json and .png (confusion matrix), named after SUBSET, the arguments, and CHECKPOINT where it is not the default; and
+# curves.png (loss and accuracy over the updates).
 set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 PRESET=mega_lra_retrieval
