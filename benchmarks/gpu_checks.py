@@ -262,7 +262,7 @@ def commands(device: torch.device, quick: bool) -> Iterator[Case]:
 
         def train(name: str, count: int, *options: str) -> Callable[[], float]:
             words = [data, *quality_lm.MEGA, *RECIPE, "--max-tokens=2048", f"--save-dir={folder}/{name}", *options]
-            words += ["--max-update=2", "--log-interval=2"] * quick
+            words += ["--max-update=2", "--log-interval=2", "--decoder-layers=1"] * quick
             return lambda: runs.curve(_run(count, "train", *words), "train_inner", "loss")[-1][1]
 
         def evaluate(count: int, block: str) -> Callable[[], float]:

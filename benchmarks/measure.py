@@ -44,7 +44,8 @@ class Meter:
     ) -> Numbers:
         """Median seconds of each step. They take turns, so that a slow phase of the machine affects all of them."""
         times: Dict[str, List[float]] = {name: [] for name in steps}
-        for turn in range(warm_up + (1 if self.quick else repeats or self.repeats)):
+        warm_up, repeats = (0, 1) if self.quick else (warm_up, repeats or self.repeats)
+        for turn in range(warm_up + repeats):
             for name, step in steps.items():
                 start = clock()
                 step()

@@ -2,6 +2,8 @@
 
 import re
 from argparse import Namespace
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -11,6 +13,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import BaseFairseqModel, build_model
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 from fairseq.tasks.translation import TranslationTask
+from omegaconf import DictConfig
 from torch import Tensor
 
 import mega_fairseq.criterions
@@ -38,15 +41,22 @@ def dictionaries(task: str, types: int) -> List[Dictionary]:
 
 def configured(words: List[str], types: int) -> Tuple[Any, FairseqTask, BaseFairseqModel]:
     """What fairseq-train makes of these arguments, with a dictionary of this many types: configuration, task, model."""
-    args = given(words)
-    args.tpu = False  # fairseq takes --bf16 for a TPU
-    cfg = convert_namespace_to_omegaconf(args)
-    task = TASK_REGISTRY[args.task](cfg.task, *dictionaries(args.task, types))
+    cfg = deepcopy(configuration(*words))
+    name = cfg.task._name
+    task = TASK_REGISTRY[name](cfg.task, *dictionaries(name, types))
     return cfg, task, build_model(cfg.model, task)
 
 
+@lru_cache(maxsize=None)
+def configuration(*words: str) -> DictConfig:
+    """What fairseq makes of these arguments in half a second."""
+    args = given(list(words))
+    args.tpu = False  # fairseq takes --bf16 for a TPU
+    return convert_namespace_to_omegaconf(args)
+
+
 def built(words: List[str], types: int) -> Tuple[FairseqTask, BaseFairseqModel]:
-    """The same task and model without the configuration, which takes fairseq a second."""
+    """The same task and model without the configuration."""
     args = given(words)
     task = with_options(args, *dictionaries(args.task, types))
     return task, build_model(args, task)
