@@ -166,9 +166,11 @@ def write(target: Path, arguments: argparse.Namespace) -> Tuple[Dict[str, Any], 
         data = arguments.data or data_of_training(checkpoint)
         take_dictionary(model.decoder, read_dictionary(Path(data) / "dict.txt"), data)
         types = model.decoder.dictionary
+        doubt = pieces and check_pieces(pieces, types, types)
         if arguments.bytes:
             check_bytes(types)
-        doubt = pieces and check_pieces(pieces, types, types)
+        elif pieces is None and not not_bytes(types):
+            doubt = "all types are numbers below 256, like bytes; with --bytes, the export reads and writes text"
         folder.write_language_model(target, model, arguments.format, pieces, arguments.bytes)
         return check.check_language_model(target, model), doubt
     if pieces is not None:
@@ -207,9 +209,10 @@ def languages_of(cfg: MegaTranslationConfig) -> Tuple[str, str]:
     if None in known and os.path.isdir(cfg.data):
         known = infer_language_pair(cfg.data)
     if None in known:
+        why = "has no data of two" if os.path.isdir(cfg.data) else "is no folder"
         raise UserError(
-            f"does not say its languages, and {cfg.data} has no data of two; give the folder that fairseq-preprocess "
-            "wrote as --data"
+            f"does not say its languages, and {cfg.data} {why}; give the folder that fairseq-preprocess wrote as "
+            "--data, with a file such as train.en-de.en.idx"
         )
     return known
 
@@ -225,10 +228,14 @@ def read_dictionary(path: Path) -> Dictionary:
 
 def check_bytes(dictionary: Dictionary) -> None:
     """Refuses bytes if some types of the training are something else."""
-    types = words_of(dictionary)
-    others = len(set(types) - set(map(str, range(256))))
+    others = len(not_bytes(dictionary))
     if others > FEW:
-        raise UserError(f"has {len(types):,} types, of which {others:,} are not bytes; leave --bytes out")
+        types = len(words_of(dictionary))
+        raise UserError(f"has {types:,} types, of which {others:,} are not bytes; leave --bytes out")
+
+
+def not_bytes(dictionary: Dictionary) -> Set[str]:
+    return set(words_of(dictionary)) - set(map(str, range(256)))
 
 
 def check_pieces(path: Path, source: Dictionary, target: Dictionary) -> Optional[str]:

@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any, Iterable, Iterator, List, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, List, Optional, Sequence, TextIO, Union
 
 import mega_runtime
 from mega_runtime.classifier import Classifier
@@ -52,19 +52,23 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             error = MemoryError("out of memory")
         if not isinstance(error, (ValueError, OSError, FloatingPointError, MemoryError)):
             raise
-        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
-            sys.stderr.close()
-            return 1
         try:
             sys.stdout.flush()
-        except OSError:  # a full disk: Python would try again at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError:  # a full disk, or a reader that has closed the pipe
+            discard(sys.stdout)
+        if isinstance(error, BrokenPipeError):  # as by `head`
+            return 1
         less = "; lower --beam or --batch-tokens" if isinstance(error, MemoryError) and "beam" in args else ""
         print(f"mega-runtime {args.command}: {error}{less}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def discard(stream: TextIO) -> None:
+    """Gives up what a stream could not write; Python would try again at its end, and end with another status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -153,7 +157,10 @@ def run_translate(args: argparse.Namespace) -> None:
         if again and now - shown > 0.2:
             shown = now
             print(f"{again}{_counted(count, now - start)}", end="", file=sys.stderr, flush=True)
-    print(f"{again}{_counted(count, time.monotonic() - start)}", file=sys.stderr)
+    try:
+        print(f"{again}{_counted(count, time.monotonic() - start)}", file=sys.stderr)
+    except OSError:  # of a full disk: all lines are written, and the count is none of them
+        discard(sys.stderr)
 
 
 def _counted(lines: int, seconds: float) -> str:

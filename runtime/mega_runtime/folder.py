@@ -65,7 +65,8 @@ class Folder:
             checksum = str(config.get("checksum", ""))  # of the file without it; earlier versions wrote none
         except OSError as error:
             raise FolderError(
-                f"{path} cannot be read ({error.strerror}); give a folder that mega-fairseq export wrote"
+                f"{path} cannot be read ({error.strerror}); give a folder that mega-fairseq export wrote, with "
+                "permission to read it"
             ) from None
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise FolderError(f"{path} is damaged; copy the folder again") from None
@@ -89,7 +90,9 @@ class Folder:
                     for block in iter(lambda: file.read(1 << 20), b""):
                         digest.update(block)
             except OSError as error:
-                raise FolderError(f"{path} cannot be read ({error.strerror}); copy the folder again") from None
+                raise FolderError(
+                    f"{path} cannot be read ({error.strerror}); copy the folder again, with permission to read it"
+                ) from None
             if digest.hexdigest() != expected:
                 raise FolderError(f"{path} is incomplete or was changed; copy the folder again")
 

@@ -161,6 +161,7 @@ class Translator:
         settings = self.config["documents"]
         if settings is None:
             raise ValueError("the model translates single lines; give one of --task mega_document_translation")
+        self._chosen(options)
 
         def sources() -> Iterator[Tuple[Tuple[int, List[int]], List[int]]]:
             line = 0  # in all documents, for errors
@@ -218,6 +219,7 @@ class Translator:
         self, sources: Iterable[Tuple[Any, List[int]]], options: Dict[str, Any]
     ) -> Iterator[Tuple[Any, List[Hypothesis]]]:
         """The hypotheses of each source, with its key, in the order in which they are found."""
+        self._chosen(options)  # also checks them if no source has tokens
         for keys, batch in self._batches(sources):
             filled = [n for n, tokens in enumerate(batch) if len(tokens) > 1]
             found = dict(zip(filled, self.search([batch[n] for n in filled], **options))) if filled else {}

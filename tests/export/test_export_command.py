@@ -89,7 +89,10 @@ def test_a_language_model_has_the_loss_of_fairseq_eval_lm(tmp_path):
     of_bytes.mkdir()
     types = len((trained.data / "dict.txt").read_text().splitlines())
     (of_bytes / "dict.txt").write_text("".join(f"{number} 1\n" for number in range(types)))
-    folder, _ = export(trained.last, tmp_path / "small", "--data", of_bytes, "--bytes")
+    _, said = export(trained.last, tmp_path / "numbers", "--data", of_bytes)
+    assert "with --bytes" in said
+    folder, said = export(trained.last, tmp_path / "small", "--data", of_bytes, "--bytes")
+    assert "with --bytes" not in said
     small = LanguageModel(folder)
     assert 1e-5 < np.sqrt(np.mean((small.score_tokens(tokens) - log_probs) ** 2)) < 0.05
     assert config_of(folder)["number_format"] == "int8"

@@ -312,14 +312,14 @@ def test_a_reader_that_stops_ends_the_command_quietly(outside):
         first = process.stdout.readline().decode()
         process.stdout.close()
         process.wait(60)
-        assert process.stderr.read() == b""
+        assert (process.returncode, process.stderr.read()) == (1, b"")
     assert first == model().translate(["w1 w2"], max_len_b=2)[0].text + "\n"
 
 
 def test_closed_streams_do_not_matter(outside):
     python = shlex.quote(sys.executable)
     (outside["cwd"] / "given").write_text("w1 w2\n")
-    for streams in ("< given 2>&-", "--input given <&-"):
+    for streams in ("< given 2>&-", "--input given <&-", "< given 2>/dev/full"):
         words = f"{python} -m mega_runtime translate {folder()} {streams}"
         ran = subprocess.run(words, shell=True, stdout=subprocess.PIPE, timeout=60, **outside)
         assert (ran.returncode, ran.stdout.decode()) == (0, model().translate(["w1 w2"])[0].text + "\n")

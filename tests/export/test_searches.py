@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mega_fairseq.export.folder import write_translation
 from mega_runtime import Translator
 from mega_runtime.search import Search
-from tests.helpers.exported import CHUNK, SEARCHED, new_folder, ours, sharpened, sources, theirs, translation
+from tests.helpers.exported import CHUNK, SEARCHED, documents, new_folder, ours, sharpened, sources, theirs, translation
 from tests.helpers.hypotheses import assert_same
 from tests.helpers.profiles import examples
 from tests.helpers.small_models import EOS, TYPES, translation_model
@@ -187,8 +187,16 @@ def test_options_may_be_numbers_of_numpy():
 
 
 def test_an_unknown_option_is_refused():
-    with pytest.raises(TypeError, match="beams is not an option: give beam, lenpen"):
-        translation()[1].search(sources(4), beams=3)
+    """Also if there is nothing to search."""
+    translator, of_documents = translation()[1], documents()[2]
+    for search, empty in (
+        (translator.search, sources(4)),
+        (translator.translate, []),
+        (translator.translate_paragraphs, [""]),
+        (of_documents.translate_documents, [[""]]),
+    ):
+        with pytest.raises(TypeError, match="beams is not an option: give beam, lenpen"):
+            search(empty, beams=3)
 
 
 @pytest.mark.parametrize("name", ["threads", "batch_tokens", "buffer_size"])
