@@ -10,6 +10,7 @@ checkpoint, so this is checked there.
 import ast
 import difflib
 import logging
+import os
 import pickle
 from argparse import Namespace
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Type
 
 import torch
+from fairseq.data.data_utils import infer_language_pair
 from fairseq.dataclass import FairseqDataclass
 from fairseq.file_io import PathManager
 from fairseq.models import MODEL_REGISTRY, BaseFairseqModel
@@ -35,7 +37,8 @@ from mega_fairseq.fairseq_options import (
 )
 
 logger = logging.getLogger(__name__)
-TASK = ("init_token", "input_kind", "values_mean", "values_deviation")  # options of tasks that the weights depend on
+LANGUAGES = ("source_lang", "target_lang")
+TASK = ("init_token", "input_kind", "values_mean", "values_deviation", *LANGUAGES)  # options that weights depend on
 LAST = "checkpoint_last.pt"  # the default of --restore-file
 
 
@@ -107,14 +110,18 @@ def _compare(
         return  # not a Mega model, which fairseq reports
     may_change = changes(model.OPTIONS)
     names_of_model = {name for name, change in may_change.items() if change != ALWAYS}
-    compared = {"model": names_of_model, "task": TASK if resumes else ()}
+    data = option_of_command(cfg, "task.data")  # None if the task has no dataclass
+    compared = {"model": names_of_model, "task": TASK if resumes and data else ()}
     changed = {}
     for section, names in compared.items():
         theirs = _section(state, section)
-        for name in set(names) & theirs.keys():
-            ours = option_of_command(cfg, f"{section}.{name}")  # building a model changes some in `cfg`
-            if str(ours) != str(theirs[name]):
-                changed[name] = f"{typed(name)} is {ours} and was {theirs[name]}"
+        theirs = {name: theirs[name] for name in set(names) & theirs.keys()}
+        ours = {name: option_of_command(cfg, f"{section}.{name}") for name in theirs}  # building a model changes `cfg`
+        for options in (ours, theirs) if LANGUAGES[0] in theirs else ():
+            _find_languages(options, data)
+        for name in theirs:
+            if str(ours[name]) != str(theirs[name]):
+                changed[name] = f"{typed(name)} is {ours[name]} and was {theirs[name]}"
     listed = ", ".join(sorted(changed.values()))
     remedy = "or another --save-dir, with --finetune-from-model to start from its weights"
     other_model = any(may_change.get(name) != SAME_SHAPES for name in changed)
@@ -129,6 +136,12 @@ def _compare(
     if changed:
         start = "resuming from" if resumes else "starting a new training from"
         logger.warning(f"{start} {path} with other options: {listed}")
+
+
+def _find_languages(options: Dict[str, Any], data: str) -> None:
+    """Without both options, fairseq finds the languages by the names of files."""
+    if None in (options[name] for name in LANGUAGES):
+        options.update(zip(LANGUAGES, infer_language_pair(data.split(os.pathsep)[0])))
 
 
 def _reshaped(model: BaseFairseqModel, stored: Mapping[str, Tensor]) -> bool:

@@ -61,6 +61,10 @@ def test_a_translation_model_is_not_resumed_as_another_model(translation):
     for options, changes in (
         (["--attention-activation-fn=laplace"], f"{WAS_SOFTMAX}, {changed}"),
         (["--max-update=4"], changed),  # it shortens position bias simple, and the optimizer's state would not fit
+        (
+            ["--source-lang=en", "--target-lang=de"],  # the names of files said de to en
+            f"{changed}, --source-lang is en and was de, --target-lang is de and was en",
+        ),
     ):
         line = failure("train", translation.data, *words, *options)
         assert f"{translation.last} belongs to another model: {changes};" in line
