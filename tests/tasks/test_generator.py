@@ -15,7 +15,7 @@ from mega_fairseq.tasks import MegaTranslationConfig, MegaTranslationTask, gener
 from mega_fairseq.tasks.beam_search import BeamSearch
 from mega_fairseq.tasks.generator import MegaGenerator, Steps
 from tests.helpers import commands
-from tests.helpers.commands import CPU, PLUGIN, SEARCH, fairseq, lines
+from tests.helpers.commands import PLUGIN, SEARCH, fairseq, lines
 from tests.helpers.golden_models import task
 from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.helpers.profiles import examples
@@ -268,9 +268,9 @@ def test_a_stock_search_logs_scores_that_were_nan_and_the_next_one_raises_an_err
 def test_fairseq_generate_prints_the_same_with_both_tasks():
     trained = commands.trained("translation")
     said = []
-    for name in ("translation", "mega_translation"):
-        words = [trained.data, *PLUGIN, *CPU, *SEARCH, "--path", trained.last, "--batch-size=7", "--nbest=2"]
-        said.append(fairseq("generate", *words, f"--task={name}"))
+    for options in (["--task=translation", "--required-batch-size-multiple=1"], ["--task=mega_translation"]):
+        words = [trained.data, *PLUGIN, "--cpu", *SEARCH, "--path", trained.last, "--batch-size=7", "--nbest=2"]
+        said.append(fairseq("generate", *words, *options))
     for letter in "SHDP":
         each = [list(lines(output, letter)) for output in said]
         assert each[0] == each[1]
