@@ -75,6 +75,9 @@ def learn_bpe(size: int, files: List[str]) -> List[str]:
 
 
 def learn(kind: str, model: str, size: int, coverage: float, files: List[str]) -> None:
+    for path in files:
+        if not os.path.isfile(path):
+            sys.exit(f"error: {path} does not exist")
     if kind == "sentencepiece":
         return learn_sentencepiece(model, size, coverage, files)
     header, *merges = learn_bpe(size, files)
