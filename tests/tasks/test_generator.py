@@ -15,7 +15,7 @@ from mega_fairseq.tasks import MegaTranslationConfig, MegaTranslationTask, gener
 from mega_fairseq.tasks.beam_search import BeamSearch
 from mega_fairseq.tasks.generator import MegaGenerator, Steps
 from tests.helpers import commands
-from tests.helpers.commands import PLUGIN, SEARCH, fairseq, lines
+from tests.helpers.commands import PLUGIN, SEARCH, SIZES, fairseq, lines, records
 from tests.helpers.golden_models import task
 from tests.helpers.pretended_device import PretendedDevice, moved
 from tests.helpers.profiles import examples
@@ -276,3 +276,13 @@ def test_fairseq_generate_prints_the_same_with_both_tasks():
         assert each[0] == each[1]
         assert each[0]
     assert "fairseq's search" not in said[1]
+
+
+@pytest.mark.slow
+def test_only_batches_of_the_training_are_multiples(tmp_path):
+    trained = commands.trained("translation")
+    words = [word for word in trained.words if word not in ("--required-batch-size-multiple", 1)]
+    words += ["--task=mega_translation", "--batch-size=20", "--max-update=2"]
+    said = fairseq("train", trained.data, *words, "--save-dir", tmp_path)
+    assert [record["bsz"] for record in records(said, "train_inner")] == [16, 16]
+    assert [record["valid_bsz"] for record in records(said, "valid")] == [SIZES["valid"] / 2]  # two batches
