@@ -3,7 +3,8 @@
     python examples/serve/serve.py pretrained/bible-en-de
     curl --data-binary @new.en http://127.0.0.1:8000
 
-A sketch for your own service. It has no limits of time and of requests, and goes on for clients that have left.
+A sketch for your own service. It has no limit of requests, goes on for clients that have left, and after an interrupt
+answers those that it has.
 """
 
 import argparse
@@ -19,6 +20,7 @@ LONGEST = 100_000  # bytes
 
 class Service(BaseHTTPRequestHandler):
     translator: Translator
+    timeout = 60  # seconds without a byte of the request
     cores = Semaphore(os.cpu_count() or 1)
 
     def handle(self) -> None:
@@ -51,6 +53,7 @@ class Service(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     request_queue_size = 128  # clients that connect at once; the others are refused
+    daemon_threads = False  # ONNX Runtime aborts the process if it ends during a search
 
 
 def main() -> None:

@@ -3,13 +3,15 @@
 import json
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from http.client import HTTPConnection
 
@@ -80,13 +82,19 @@ def test_documented_programs_run(server, place, monkeypatch):
         exec(compile(program.replace("/tmp/", f"{place}/"), "docs/deploy.md", "exec"), {})
 
 
+@contextmanager
+def started(folder):
+    """The example of a service: its process and its address."""
+    command = [sys.executable, ROOT / "examples/serve/serve.py", folder, "--port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        yield process, process.stdout.readline().split()[0]
+        process.terminate()
+
+
 @pytest.fixture
 def service(server):
-    """The address of the example of a service."""
-    command = [sys.executable, ROOT / "examples/serve/serve.py", server / "bible", "--port=0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        yield process.stdout.readline().split()[0]
-        process.terminate()
+    with started(server / "bible") as (_, address):
+        yield address
 
 
 def answer(service, data):
@@ -123,6 +131,22 @@ def test_the_service_answers_clients_at_once_and_after_errors(server, service):
     with ThreadPoolExecutor(40) as clients:
         for status, said in clients.map(partial(answer, service), ["\n".join(SENTENCES).encode()] * 40):
             assert (status, said.split("\n")) == (200, expected)
+
+
+@pytest.mark.slow
+def test_an_interrupted_service_answers_the_requests_that_it_has(server):
+    with started(server / "bible") as (process, address):
+        connection = HTTPConnection(address.partition("//")[2], timeout=60)
+        connection.putrequest("POST", "/")
+        connection.putheader("Content-Length", "7")
+        connection.endheaders(b"God ")
+        assert answer(address, b"God")[0] == 200  # the request before has a thread, too
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        connection.send(b"is.")
+        with closing(connection):
+            assert connection.getresponse().status == 200
+        assert process.wait(60) == 0
 
 
 @pytest.mark.slow
