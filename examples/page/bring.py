@@ -24,7 +24,7 @@ def bring() -> None:
         )
     print(f"bringing onnxruntime-web {VERSION} from npm, once", flush=True)
     with tempfile.TemporaryDirectory() as place:
-        command = [npm, "pack", "--silent", f"onnxruntime-web@{VERSION}"]
+        command = [npm, "pack", "--loglevel=error", f"onnxruntime-web@{VERSION}"]
         if subprocess.run(command, cwd=place, stdout=subprocess.DEVNULL).returncode:
             sys.exit(f"npm could not bring onnxruntime-web {VERSION}: see its message above, and run this again")
         (archive,) = Path(place).glob("*.tgz")

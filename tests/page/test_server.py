@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -143,3 +145,13 @@ def test_without_npm_the_page_says_what_to_do(tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "npm was not found: install Node.js, or copy" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_npm_says_why_it_could_not_bring_the_package(tmp_path):
+    (tmp_path / "bring.py").write_text((PAGE / "bring.py").read_text())
+    environment = {**os.environ, "npm_config_registry": "http://127.0.0.1:1", "npm_config_fetch_retries": "0"}
+    done = subprocess.run([sys.executable, "bring.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ECONNREFUSED" in done.stderr
