@@ -80,9 +80,10 @@ def _check_given(options: DictConfig) -> None:
 
 
 def _warn_of_replaced(path: Optional[str], options: DictConfig) -> None:
-    """Warns of the checkpoints of --save-dir if the training does not go on from the last one."""
+    """Warns of the checkpoints of --save-dir if the training does not go on from the last one, with its best score."""
     folder = Path(options.save_dir)
-    goes_on = path and Path(path).resolve() == (folder / LAST).resolve()
+    forgets = options.reset_optimizer or options.reset_meters  # the best score, too
+    goes_on = path and not forgets and Path(path).resolve() == (folder / LAST).resolve()
     if not goes_on and not options.no_save and any(folder.glob("checkpoint*.pt")):
         start = f"from {path}" if path else "with new weights"
         logger.warning(

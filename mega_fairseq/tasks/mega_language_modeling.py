@@ -97,7 +97,7 @@ class MegaLanguageModelingTask(FairseqTask):
         if not hasattr(getattr(model, "decoder", None), "target_log_probs"):
             raise ValueError(
                 f"--task mega_language_modeling carries state through streams, which {type(model).__name__} cannot do; "
-                "choose an --arch that starts with mega_lm, or --task language_modeling"
+                "take a model whose --arch starts with mega_lm, or --task language_modeling for fairseq's"
             )
         self.chunk = self.cfg.tokens_per_sample or max(0, cfg.decoder_chunk_size)
         if not from_checkpoint:  # for training

@@ -3,6 +3,7 @@
 Broken checkpoints and those of other models are refused.
 """
 
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -111,6 +112,13 @@ def test_a_start_with_new_weights_beside_other_checkpoints_is_reported(training,
     (tmp_path / "checkpoint9.pt").touch()
     said = train(training, tmp_path, "--restore-file", tmp_path / LAST, "--max-update=1")
     assert "this training starts with new weights: it replaces" in said
+
+
+@pytest.mark.parametrize("option", ["--reset-optimizer", "--reset-meters"])
+def test_a_start_that_forgets_the_best_score_is_reported(training, tmp_path, option):
+    shutil.copytree(training.folder, tmp_path, dirs_exist_ok=True)
+    said = train(training, tmp_path, option, "--max-update=1")
+    assert f"this training starts from {tmp_path / LAST}: it replaces" in said
 
 
 def test_a_training_that_was_killed_and_stopped_by_a_full_disk_resumes_to_the_same_model(training, tmp_path):
