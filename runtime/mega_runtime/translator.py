@@ -293,8 +293,8 @@ class Translator:
         shortened = sum(len(search.hypotheses(n)[0].tokens) > limit for n in full)
         if shortened:
             logger.warning(
-                f"the last lines of {shortened:,} texts were shortened, since the model writes at most {limit:,} "
-                "tokens; give shorter texts, or train the model with more --max-target-positions"
+                f"the last lines were shortened in {shortened:,} of {len(sources):,} texts, since the model writes at "
+                f"most {limit:,} tokens; give shorter texts, or train the model with more --max-target-positions"
             )
 
     def _chosen(self, options: Dict[str, Any]) -> Options:
