@@ -42,6 +42,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.pictures.is_file():
         return print(*square(args.pictures))
+    if args.out and args.out.exists() and any(args.out.iterdir()):
+        sys.exit(f"{args.out} is not empty, and other pictures would be held out now; give a new folder")
     paths = sorted(args.pictures.glob("*/[!.]*"))
     if args.out is None or len(paths) < 3:
         sys.exit(f"{args.pictures}: a picture, or a folder of at least three pictures in folders by label, and OUT")
