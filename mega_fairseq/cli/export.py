@@ -26,6 +26,7 @@ from mega_fairseq.cli.output import quiet_output
 from mega_fairseq.models import MegaLanguageModel, MegaTransformerModel
 from mega_fairseq.tasks.mega_document_translation import MegaDocumentTranslationConfig, MegaDocumentTranslationTask
 from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
+from mega_fairseq.tasks.types_of_training import check_types
 
 UNFINISHED = ".unfinished"
 FEW, MANY = 3, 20  # types
@@ -143,6 +144,7 @@ def write(target: Path, arguments: argparse.Namespace) -> Tuple[Dict[str, Any], 
         raise UserError("is not a language model; leave --bytes out")
     if isinstance(model, MegaTransformerModel):
         task = translation_task(checkpoint, arguments.data)
+        task.load_state_dict(checkpoint.task_state)
         take_dictionary(model.encoder, task.source_dictionary, task.cfg.data)
         take_dictionary(model.decoder, task.target_dictionary, task.cfg.data)
         doubt = pieces and check_pieces(pieces, task.source_dictionary, task.target_dictionary)
@@ -166,6 +168,7 @@ def write(target: Path, arguments: argparse.Namespace) -> Tuple[Dict[str, Any], 
         data = arguments.data or data_of_training(checkpoint)
         take_dictionary(model.decoder, read_dictionary(Path(data) / "dict.txt"), data)
         types = model.decoder.dictionary
+        check_types(checkpoint.task_state, data, types)
         doubt = pieces and check_pieces(pieces, types, types)
         if arguments.bytes:
             check_bytes(types)

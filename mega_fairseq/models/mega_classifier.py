@@ -58,7 +58,7 @@ class MegaClassifier(HeadedEncoder):
         cls.check_options(cfg, task)
         encoder = MegaEncoder(cfg, task.source_dictionary, _embedding(cfg, task), cfg.max_positions)
         model = cls(cfg, encoder)
-        check_start(model, cfg, task.state_dict())
+        check_start(model, cfg, task)
         return model
 
     def register_classification_head(self, name: str, num_classes: int, **unused: Any) -> None:

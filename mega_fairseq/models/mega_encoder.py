@@ -174,7 +174,7 @@ class MegaEncoderModel(HeadedEncoder):
             weight = None if cfg.untie_lm_head else embed_tokens.weight
             encoder.lm_head = LanguageModelHead(str(cfg.lm_head), cfg.encoder_embed_dim, len(dictionary), weight)
         model = cls(cfg, encoder)
-        check_start(model, cfg, task.state_dict())
+        check_start(model, cfg, task)
         return model
 
     def register_classification_head(

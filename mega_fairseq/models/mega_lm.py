@@ -99,7 +99,7 @@ class MegaLanguageModel(MegaModel, FairseqLanguageModel):
             affine_final_norm=not cfg.no_affine_final_norm,
         )
         model = cls(cfg, decoder)
-        check_start(model, cfg)
+        check_start(model, cfg, task)
         return model
 
 

@@ -116,7 +116,7 @@ class MegaTransformerModel(MegaModel, FairseqEncoderDecoderModel):
                 "--load-alignments trains the attention of the last layer; give --attention-activation-fn softmax and "
                 "leave out --decoder-layerdrop"
             )
-        check_start(model, cfg)
+        check_start(model, cfg, task)
         return model
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:

@@ -14,7 +14,6 @@ import os
 import pickle
 from argparse import Namespace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Type
 
 import torch
@@ -42,10 +41,8 @@ TASK = ("init_token", "input_kind", "values_mean", "values_deviation", *LANGUAGE
 LAST = "checkpoint_last.pt"  # the default of --restore-file
 
 
-def check_start(
-    model: BaseFairseqModel, cfg: FairseqDataclass, task_state: Mapping[str, Any] = MappingProxyType({})
-) -> None:
-    """Checks the checkpoint that a training will load; `task_state` is that of its task."""
+def check_start(model: BaseFairseqModel, cfg: FairseqDataclass, task: FairseqTask) -> None:
+    """Checks the checkpoint that a training will load."""
     if not is_training(cfg):
         return
     options = option_of_command(cfg, "checkpoint")
@@ -53,6 +50,7 @@ def check_start(
     if options.checkpoint_suffix:  # each process loads a part
         return
     _check_given(options)
+    _warn_of_unread(options)
     if not path or not Path(path).is_file():
         path = None
     _warn_of_replaced(path, options)
@@ -68,7 +66,7 @@ def check_start(
             f"{path} is not a complete checkpoint; give the path of another one as {option}, or remove it to train "
             "from the start"
         ) from None
-    _compare(model, cfg, state, path, resumes, task_state)
+    _compare(model, cfg, state, path, resumes, task.state_dict())
 
 
 def _check_given(options: DictConfig) -> None:
@@ -77,6 +75,15 @@ def _check_given(options: DictConfig) -> None:
     if given != LAST and not PathManager.isfile(given) and Path(given).resolve() != (folder / LAST).resolve():
         there = folder / given
         raise ValueError(f"--restore-file {given} is no file; give {there if there.is_file() else 'its path'}")
+
+
+def _warn_of_unread(options: DictConfig) -> None:
+    """Warns if the training goes on in --save-dir though --finetune-from-model may mean another start."""
+    given, last = options.finetune_from_model, Path(options.save_dir, LAST)
+    if not given or options.restore_file != LAST or not (last.is_file() and Path(given).is_file()):
+        return
+    if Path(given).resolve().parent == last.resolve().parent or Path(given).stat().st_mtime > last.stat().st_mtime:
+        logger.warning(f"this training goes on from {last} and not from {given}; give another --save-dir to start anew")
 
 
 def _warn_of_replaced(path: Optional[str], options: DictConfig) -> None:

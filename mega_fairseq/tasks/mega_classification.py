@@ -19,6 +19,7 @@ from mega_fairseq.data.classification.labels import class_numbers
 from mega_fairseq.data.classification.layouts import KINDS, DataFolder, NoData, open_folder
 from mega_fairseq.data.words import check_words
 from mega_fairseq.fairseq_options import option, option_of_command
+from mega_fairseq.tasks.types_of_training import other_dictionary
 
 logger = logging.getLogger(__name__)
 HEAD = "sentence_classification_head"  # the default of --classification-head-name
@@ -116,10 +117,7 @@ class MegaClassificationTask(FairseqTask):
             for symbol in symbols:
                 self.dictionary.add_symbol(symbol)
         if symbols and symbols != self.symbols():
-            raise ValueError(
-                f"{self.cfg.data} has another dictionary than the training of this checkpoint; give fairseq-preprocess "
-                "the dictionary of the training with --srcdict"
-            )
+            raise other_dictionary(self.cfg.data)
         self.classes = state_dict.get("classes") or self.folder.unnamed_classes()
         self.length = state_dict.get("length")
         if state_dict.get("number_type"):

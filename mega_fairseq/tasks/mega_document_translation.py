@@ -23,6 +23,7 @@ from mega_fairseq.fairseq_options import check_ranges, option, typed
 from mega_fairseq.tasks.generator import OPTIONS
 from mega_fairseq.tasks.line_counts import LineSearch
 from mega_fairseq.tasks.mega_translation import MegaTranslationConfig, MegaTranslationTask
+from mega_fairseq.tasks.types_of_training import check_types
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
         return {**super().state_dict(), "separator": self.cfg.separator}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Check the separator of a trained model."""
+        """Check the separator and the types of a trained model."""
         separator = state_dict.get("separator")
         if separator != self.cfg.separator:
             trained = "without a separator" if separator is None else f"with --separator {separator}"
@@ -99,6 +100,7 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
                 f"the model was trained {trained} and --separator is {self.cfg.separator}; {remedy}, or train a model "
                 "with --task mega_document_translation"
             )
+        check_types(state_dict, self.cfg.data, self.src_dict, self.tgt_dict)
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
         for name in POSITIONS:  # of models that have options of their own on the command line

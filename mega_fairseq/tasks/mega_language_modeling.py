@@ -30,6 +30,7 @@ from mega_fairseq.fairseq_options import check_ranges, option, typed
 from mega_fairseq.ops.sequence_parallel import SequenceGroup
 from mega_fairseq.tasks.continuation import continue_texts
 from mega_fairseq.tasks.generator import generator_class
+from mega_fairseq.tasks.types_of_training import check_types, state_of
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,14 @@ class MegaLanguageModelingTask(FairseqTask):
     @property
     def target_dictionary(self) -> Dictionary:
         return self.dictionary
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What a checkpoint says of the data: fairseq's entries and the types."""
+        return {**super().state_dict(), **state_of(self.dictionary)}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Check the types of a trained model."""
+        check_types(state_dict, self.cfg.data, self.dictionary)
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)

@@ -1,7 +1,7 @@
 """fairseq's translation task with a beam search that is faster on a GPU."""
 
 from dataclasses import dataclass
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional
 
 from fairseq.data import FairseqDataset
 from fairseq.data.iterators import EpochBatchIterator
@@ -11,6 +11,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from mega_fairseq.fairseq_options import is_training
 from mega_fairseq.tasks.generator import generator_class
+from mega_fairseq.tasks.types_of_training import check_types, state_of
 
 
 @dataclass
@@ -21,6 +22,15 @@ class MegaTranslationConfig(TranslationConfig):
 @register_task("mega_translation", dataclass=MegaTranslationConfig)
 class MegaTranslationTask(TranslationTask):
     """The same data, options, hypotheses and scores as `translation`."""
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What a checkpoint says of the data: fairseq's entries and the types."""
+        return {**super().state_dict(), **state_of(self.src_dict, self.tgt_dict)}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Check the types of a trained model, unless a separator is one of them, which its model refuses."""
+        if "separator" not in state_dict:
+            check_types(state_dict, self.cfg.data, self.src_dict, self.tgt_dict)
 
     def get_batch_iterator(self, dataset: FairseqDataset, *rest: Any, **options: Any) -> EpochBatchIterator:
         """Keep all sentences but of the training data.

@@ -114,6 +114,15 @@ def test_a_start_with_new_weights_beside_other_checkpoints_is_reported(training,
     assert "this training starts with new weights: it replaces" in said
 
 
+def test_a_start_that_is_not_that_of_finetuning_is_reported(training, tmp_path):
+    shutil.copytree(training.folder, tmp_path / "own")
+    for given, told in (("own/checkpoint_last.pt", True), ("other.pt", True), ("missing.pt", False)):
+        shutil.copy(training.folder / LAST, tmp_path / "other.pt")  # newer
+        options = ["--finetune-from-model", tmp_path / given, "--max-update=1"]
+        said = train(training, tmp_path / "own", *options)
+        assert (f"goes on from {tmp_path / 'own' / LAST} and not from {tmp_path / given};" in said) == told
+
+
 @pytest.mark.parametrize("option", ["--reset-optimizer", "--reset-meters"])
 def test_a_start_that_forgets_the_best_score_is_reported(training, tmp_path, option):
     shutil.copytree(training.folder, tmp_path, dirs_exist_ok=True)
