@@ -189,6 +189,8 @@ def test_own_pictures_become_the_same_grey_squares_with_8_and_16_bits_or_transpa
         assert (np.load(f"data-pictures/{split}.npy") == grey.ravel()).all()
         assert len(Path(f"data-pictures/{split}.label").read_text().split()) == count
     assert "--values-mean" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="data-pictures is not empty"):
+        run_program(SQUARES, "pictures", "data-pictures")
     run_program(SQUARES, "pictures/cat/0-ink.png")
     assert capsys.readouterr().out.split() == list(map(str, grey.ravel()))
 
