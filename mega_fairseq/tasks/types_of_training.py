@@ -15,7 +15,7 @@ NAME = "types"  # of the entry in a task's state
 def state_of(*dictionaries: Dictionary) -> Dict[str, Any]:
     """An entry for the state of a task."""
     text = "\n\n".join("\n".join(dictionary.symbols) for dictionary in dictionaries)
-    return {NAME: hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()}
+    return {NAME: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()}
 
 
 def check_types(state: Mapping[str, Any], data: str, *dictionaries: Dictionary) -> None:
