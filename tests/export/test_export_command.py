@@ -74,7 +74,7 @@ def test_a_translation_model_translates_as_fairseq_generate(translation, exporte
     assert_same(hypotheses, [expected[number] for number in range(len(lines))], tie=2e-4)  # fairseq prints 4 digits
 
 
-def test_a_language_model_has_the_loss_of_fairseq_eval_lm(tmp_path):
+def test_a_language_model_has_the_loss_of_fairseq_eval_lm(edited, tmp_path):
     trained = commands.trained("softmax")
     folder, _ = export(trained.last, tmp_path / "model", "--format=float32")
     model, tokens = LanguageModel(folder), []
@@ -89,9 +89,10 @@ def test_a_language_model_has_the_loss_of_fairseq_eval_lm(tmp_path):
     of_bytes.mkdir()
     types = len((trained.data / "dict.txt").read_text().splitlines())
     (of_bytes / "dict.txt").write_text("".join(f"{number} 1\n" for number in range(types)))
-    _, said = export(trained.last, tmp_path / "numbers", "--data", of_bytes)
+    path = edited(trained.last, lambda content: content["task_state"].clear())  # as if its types had been bytes
+    _, said = export(path, tmp_path / "numbers", "--data", of_bytes)
     assert "with --bytes" in said
-    folder, said = export(trained.last, tmp_path / "small", "--data", of_bytes, "--bytes")
+    folder, said = export(path, tmp_path / "small", "--data", of_bytes, "--bytes")
     assert "with --bytes" not in said
     small = LanguageModel(folder)
     assert 1e-5 < np.sqrt(np.mean((small.score_tokens(tokens) - log_probs) ** 2)) < 0.05
