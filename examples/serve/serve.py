@@ -66,6 +66,7 @@ def main() -> None:
     print(f"http://127.0.0.1:{server.server_port} translates what is sent by POST", flush=True)
     with suppress(KeyboardInterrupt):
         server.serve_forever()
+    server.server_close()  # refuses new clients
 
 
 if __name__ == "__main__":

@@ -26,6 +26,6 @@ def check_types(state: Mapping[str, Any], data: str, *dictionaries: Dictionary) 
 
 def other_dictionary(data: str) -> ValueError:
     return ValueError(
-        f"{data} has another dictionary than the training of this checkpoint; give fairseq-preprocess the dictionary "
-        "of the training with --srcdict"
+        f"{data} has another dictionary than the training of this checkpoint; give the data of the training, or "
+        "binarise yours with its dictionaries, as --srcdict and --tgtdict of fairseq-preprocess"
     )

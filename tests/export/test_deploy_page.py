@@ -143,6 +143,8 @@ def test_an_interrupted_service_answers_the_requests_that_it_has(server):
         assert answer(address, b"God")[0] == 200  # the request before has a thread, too
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
+        with pytest.raises(urllib.error.URLError):
+            answer(address, b"God")
         connection.send(b"is.")
         with closing(connection):
             assert connection.getresponse().status == 200
