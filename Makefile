@@ -35,7 +35,7 @@ try: $(TRY)/.ready ## use trained models: a minute, with Python alone, in an env
 
 install: $(READY) ## create .venv with all packages in the tested versions: 4 minutes, most of it compiling fairseq
 
-test: $(READY) $(FOR_TESTS) ## run all tests: 15 minutes on two cores
+test: $(READY) $(FOR_TESTS) ## run all tests: 10 minutes on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-fast: $(READY) $(FOR_TESTS) ## run the fast tests, with fewer examples of each property: 4 minutes on two cores
