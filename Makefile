@@ -38,7 +38,7 @@ install: $(READY) ## create .venv with all packages in the tested versions: 4 mi
 test: $(READY) $(FOR_TESTS) ## run all tests: 10 minutes on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-fast: $(READY) $(FOR_TESTS) ## run the fast tests, with fewer examples of each property: 4 minutes on two cores
+test-fast: $(READY) $(FOR_TESTS) ## run the fast tests, with fewer examples of each property: 3 minutes on two cores
 	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(ARGS)
 
 # Counting slows the tests down, so `make test` does not do it.
