@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,10 +42,13 @@ def with_types(data, folder, change):
     return copy
 
 
-@pytest.mark.parametrize("change", [-1, 3])
-def test_a_checkpoint_of_another_dictionary_is_refused(change, tmp_path):
-    model = trained("translation")
-    line = failure(*words_of("generate", with_types(model.data, tmp_path, change), model, tmp_path))
+@pytest.mark.parametrize(("kind", "command", "change"), [("softmax", "eval-lm", -1), ("translation", "generate", 3)])
+def test_a_checkpoint_of_another_dictionary_is_refused(kind, command, change, edited, tmp_path):
+    """Also one that does not have its types, like those of fairseq's tasks."""
+    model = trained(kind)
+    path = edited(model.last, lambda content: content["task_state"].clear())
+    old = SimpleNamespace(words=model.words, last=path)
+    line = failure(*words_of(command, with_types(model.data, tmp_path, change), old, tmp_path))
     stored, types = re.findall(r"(\d+) types", line)
     assert int(types) - int(stored) == change
 
