@@ -256,7 +256,7 @@ def process(meter: Meter) -> Iterator[Row]:
     started = usage("pass", meter)[0]
     yield "importing, CPU seconds", {name: usage(IMPORTS[name], meter)[0] - started for name in names}
     text = " ".join(f"w{number}" for number in range(30))
-    for number_format in FORMATS[: 1 if meter.quick else None]:
+    for number_format in FORMATS:
         folders = {"mega_runtime": models.exported("Mega", number_format)}
         if number_format == "float32":
             folders = {"torch, fairseq, mega_fairseq": models.checkpoint("Mega").parent, **folders}
@@ -281,9 +281,8 @@ translator.translate(text.split("\\n"))
 def memory(meter: Meter) -> Iterator[Row]:
     """A process that translates 256 sentences of 30 tokens in int8, by --batch-tokens"""
     folder, count = models_of(meter.quick).exported("Mega", "int8"), 4 if meter.quick else 256
-    sizes = [30, 256] if meter.quick else [30, 256, 1024, 4096]
     text = "\n".join(" ".join(f"w{(31 * line + place) % 900}" for place in range(29)) for line in range(count))
-    used = {f"{size:,}": usage(GIVEN + MANY_LINES, meter, folder, size, text) for size in sizes}
+    used = {f"{size:,}": usage(GIVEN + MANY_LINES, meter, folder, size, text) for size in [30, 256, 1024, 4096]}
     yield "CPU ms per token", {name: 1000 * seconds / 31 / count for name, (seconds, _) in used.items()}
     yield "peak MiB", {name: mib for name, (_, mib) in used.items()}
 
@@ -291,7 +290,7 @@ def memory(meter: Meter) -> Iterator[Row]:
 def window(meter: Meter) -> Iterator[Row]:
     """A process that translates a window of 32 sentences of 30 tokens, beam 5: peak MiB"""
     models, text = models_of(meter.quick), " ".join(f"w{number}" for number in range(30))
-    for number_format in FORMATS[: 1 if meter.quick else None]:
+    for number_format in FORMATS:
         folders = {"mega_runtime": models.exported("Mega for documents", number_format)}
         if BESIDE:
             folders["CTranslate2"] = models.exported("Transformer", number_format)
