@@ -50,9 +50,9 @@ def check_start(model: BaseFairseqModel, cfg: FairseqDataclass, task: FairseqTas
     if options.checkpoint_suffix:  # each process loads a part
         return
     _check_given(options)
-    _warn_of_unread(options)
     if not path or not Path(path).is_file():
         path = None
+    _warn_of_unread(path, options)
     _warn_of_replaced(path, options)
     if path is None:
         return
@@ -71,26 +71,32 @@ def check_start(model: BaseFairseqModel, cfg: FairseqDataclass, task: FairseqTas
 
 def _check_given(options: DictConfig) -> None:
     """Raises an error if --restore-file is missing: fairseq would train from the start, over other checkpoints."""
-    given, folder = options.restore_file, Path(options.save_dir)
-    if given != LAST and not PathManager.isfile(given) and Path(given).resolve() != (folder / LAST).resolve():
-        there = folder / given
+    given = options.restore_file
+    if given != LAST and not PathManager.isfile(given) and not _is_last(given, options):
+        there = Path(options.save_dir, given)
         raise ValueError(f"--restore-file {given} is no file; give {there if there.is_file() else 'its path'}")
 
 
-def _warn_of_unread(options: DictConfig) -> None:
+def _is_last(path: Optional[str], options: DictConfig) -> bool:
+    """Whether a training that starts from `path` goes on in its --save-dir."""
+    return path is not None and Path(path).resolve() == Path(options.save_dir, LAST).resolve()
+
+
+def _warn_of_unread(path: Optional[str], options: DictConfig) -> None:
     """Warns if the training goes on in --save-dir though --finetune-from-model may mean another start."""
-    given, last = options.finetune_from_model, Path(options.save_dir, LAST)
-    if not given or options.restore_file != LAST or not (last.is_file() and Path(given).is_file()):
+    if not options.finetune_from_model or not _is_last(path, options):
         return
-    if Path(given).resolve().parent == last.resolve().parent or Path(given).stat().st_mtime > last.stat().st_mtime:
-        logger.warning(f"this training goes on from {last} and not from {given}; give another --save-dir to start anew")
+    given, last = Path(options.finetune_from_model), Path(path)
+    same_folder = given.resolve().parent == last.resolve().parent
+    if given.is_file() and (same_folder or given.stat().st_mtime > last.stat().st_mtime):
+        logger.warning(f"this training goes on from {path} and not from {given}; give another --save-dir to start anew")
 
 
 def _warn_of_replaced(path: Optional[str], options: DictConfig) -> None:
     """Warns of the checkpoints of --save-dir if the training does not go on from the last one, with its best score."""
     folder = Path(options.save_dir)
     forgets = options.reset_optimizer or options.reset_meters  # the best score, too
-    goes_on = path and not forgets and Path(path).resolve() == (folder / LAST).resolve()
+    goes_on = _is_last(path, options) and not forgets
     if not goes_on and not options.no_save and any(folder.glob("checkpoint*.pt")):
         start = f"from {path}" if path else "with new weights"
         logger.warning(

@@ -99,6 +99,7 @@ class MegaLanguageModelingTask(FairseqTask):
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Check the types of a trained model."""
+        super().load_state_dict(state_dict)
         check_types(state_dict, self.cfg.data, self.dictionary)
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:

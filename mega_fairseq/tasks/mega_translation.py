@@ -29,6 +29,7 @@ class MegaTranslationTask(TranslationTask):
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Check the types of a trained model, unless a separator is one of them, which its model refuses."""
+        super().load_state_dict(state_dict)
         if "separator" not in state_dict:
             check_types(state_dict, self.cfg.data, self.src_dict, self.tgt_dict)
 
