@@ -137,19 +137,24 @@ def _compare(
             if str(ours[name]) != str(theirs[name]):
                 changed[name] = f"{typed(name)} is {ours[name]} and was {theirs[name]}"
     listed = ", ".join(sorted(changed.values()))
-    remedy = "or another --save-dir, with --finetune-from-model to start from its weights"
     other_model = any(may_change.get(name) != SAME_SHAPES for name in changed)
     if resumes and changed and (other_model or _reshaped(model, state.get("model") or {})):
-        raise ValueError(f"{path} belongs to another model: {listed}; give the values of the checkpoint, {remedy}")
+        raise ValueError(
+            f"{path} belongs to another model: {listed}; give the values of the checkpoint, or another --save-dir, "
+            "with --finetune-from-model to start from its weights"
+        )
     stored = state.get("task_state") or {}
-    for name in stored.keys() & task_state.keys() if resumes else ():
-        if stored[name] != task_state[name]:
-            raise ValueError(
-                f"{path} was trained with other {name}, or in another order; give the data of its training, {remedy}"
-            )
+    others = " and ".join(name for name in sorted(stored.keys() & task_state) if stored[name] != task_state[name])
+    if resumes and others:
+        raise ValueError(
+            f"{path} was trained with other {others}, or in another order; give the data of its training, or another "
+            "--save-dir"
+        )
+    start = f"{'resuming' if resumes else 'starting a new training'} from {path} with other"
+    if others:
+        logger.warning(f"{start} {others}, or in another order, than its weights were trained for")
     if changed:
-        start = "resuming from" if resumes else "starting a new training from"
-        logger.warning(f"{start} {path} with other options: {listed}")
+        logger.warning(f"{start} options: {listed}")
 
 
 def _find_languages(options: Dict[str, Any], data: str) -> None:

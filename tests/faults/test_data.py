@@ -67,6 +67,9 @@ def test_a_checkpoint_of_the_same_types_in_another_order_is_refused(bible, train
     assert "has another dictionary than" in failure(*words_of("eval-lm", other, model, tmp_path))
     resumed = ["train", other, *model.words, "--restore-file", model.last, "--save-dir", tmp_path, "--max-update=99"]
     assert "was trained with other types" in failure(*resumed)
+    start = ["--finetune-from-model", model.last, "--no-save", "--max-update=1"]
+    said = [fairseq("train", data, *model.words, *start) for data in (other, model.data)]
+    assert ["with other types" in each for each in said] == [True, False]
     exported = ["mega-fairseq", "export", model.last, tmp_path / "exported", "--data", other]
     assert "has another dictionary than" in failure(*exported)
     other = with_types_in_another_order(bible, tmp_path / "documents")

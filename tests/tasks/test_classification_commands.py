@@ -66,12 +66,14 @@ def test_a_training_is_not_resumed_with_other_options_of_its_inputs(classifiers,
     assert "--values-mean is 0.1 and was 0.5" in failure("train", trained.data, *words)
 
 
-def test_a_training_is_not_resumed_with_classes_in_another_order(classifiers, tmp_path):
+def test_a_training_is_not_resumed_with_classes_in_another_order_and_a_new_one_warns(classifiers, tmp_path):
     trained = classifiers("values")
     shutil.copytree(trained.data, tmp_path / "data")
     (tmp_path / "data/labels.txt").write_text("\n".join(reversed(LABELS)))
     start = {"restore_file": trained.last, "save_dir": tmp_path / "model", "max_update": UPDATES + 1}
     assert "other classes" in failure("train", tmp_path / "data", *words_of("values", **start))
+    start = {"finetune_from_model": trained.last, "save_dir": tmp_path / "model", "max_update": 1}
+    assert "with other classes" in fairseq("train", tmp_path / "data", *words_of("values", **start))
 
 
 def test_a_head_never_starts_anew_in_an_evaluation(classifiers, edited):
