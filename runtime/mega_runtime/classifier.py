@@ -1,5 +1,6 @@
 """Classifiers of text, bytes or rows of numbers, alone or in pairs."""
 
+import logging
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
 
@@ -9,6 +10,7 @@ from mega_runtime.folder import Folder, check_count, check_finite
 from mega_runtime.text import Types, check_text
 from mega_runtime.translator import padded
 
+logger = logging.getLogger(__name__)
 SCALES = {"uint8": 255.0, "int16": 32768.0, "float": 1.0}  # numbers of a file are divided by it
 
 
@@ -31,6 +33,7 @@ class Classifier:
         self.labels: List[str] = self.config["classes"]
         self.inputs: Dict[str, Any] = self.config["inputs"]
         self.types: Optional[Types] = None
+        self.warned = False  # of an input that is cut
         if self.inputs["kind"] != "values":
             special = self.config["special"]
             self.types = Types(self.folder.types("source.txt"), special["unk"], special["pad"])
@@ -79,6 +82,11 @@ class Classifier:
         for row in encoded:
             if len(row) > longest and not self.inputs["cut"]:
                 raise ValueError(f"{name} has {len(row):,} positions and the model reads {longest:,}; shorten it")
+            if len(row) > longest and not self.warned:
+                self.warned = True
+                logger.warning(
+                    f"an input has {len(row):,} positions; the model reads the first {longest:,}, as in its training"
+                )
         return [row[:longest] for row in encoded]
 
     def _tokens(self, given: Any, name: str) -> np.ndarray:

@@ -308,5 +308,7 @@ def read_lines(path: Optional[str]) -> Iterator[str]:
 def read_bytes(path: Optional[str]) -> Iterator[bytes]:
     """Lines without their ends (also of Windows), of a file or of standard input."""
     with open(0 if path is None else path, "rb", closefd=path is not None) as file:
+        if path is None and os.name == "posix":
+            os.set_blocking(0, True)  # otherwise, Python takes a pause of the writer for the end
         for line in file:
             yield re.sub(rb"\r?\n?\Z", b"", line)

@@ -102,13 +102,16 @@ def test_inputs_have_the_first_token_of_the_training(name):
         assert_same_predictions(ours.predict(given_inputs), both(name)[1].predict(given_inputs))
 
 
-@pytest.mark.parametrize("first", [None, 2])
-@pytest.mark.parametrize("name", ["tokens", "pairs of bytes", "float"])
-def test_long_inputs_are_cut_as_in_the_training(name, first):
-    first = None if name == "float" else first
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("tokens", None), ("tokens", 2), ("pairs of bytes", None), ("pairs of bytes", 2), ("float", None)],
+)
+def test_long_inputs_are_cut_as_in_the_training_with_a_warning(name, first, caplog):
     project, ours = both(name, shorten_method="truncate", init_token=first)
-    given_inputs = inputs(name, [62, 63, 64, 65, 99])
-    assert_same_predictions(ours.predict(given_inputs), project.predict(given_inputs))
+    given_inputs = inputs(name, [1, 2, 62, 63, 64, 65, 99])
+    for some, warnings in ((slice(2), 0), (slice(2, None), 1), (slice(None), 1)):
+        assert_same_predictions(ours.predict(given_inputs[some]), project.predict(given_inputs[some]))
+        assert sum("the first 64, as in its training" in record.message for record in caplog.records) == warnings
 
 
 def test_integers_in_lists_and_larger_types_are_numbers_of_the_training():

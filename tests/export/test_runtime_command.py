@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -43,11 +44,11 @@ def process(outside):
     return call
 
 
-def piped(outside, *options):
-    """A process that translates what is written into it."""
+def piped(outside, *options, waits=True):
+    """A process that translates what is written into it; its input may be one that does not wait for text."""
     words = [sys.executable, "-m", "mega_runtime", "translate", str(folder()), *options]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(words, **pipes, **outside)
+    return subprocess.Popen(words, **pipes, **outside, preexec_fn=partial(os.set_blocking, 0, waits))
 
 
 @pytest.fixture
@@ -339,8 +340,9 @@ def test_an_interrupt_ends_the_command_quietly(outside):
     assert code == 130
 
 
-def test_lines_are_answered_one_by_one_on_request(outside):
-    with piped(outside, "--max-len-b=3", "--buffer-size=1") as process:
+@pytest.mark.parametrize("waits", [True, False])
+def test_lines_are_answered_one_by_one_on_request(outside, waits):
+    with piped(outside, "--max-len-b=3", "--buffer-size=1", waits=waits) as process:
         for text in ("w1 w2", "", "w3"):
             process.stdin.write(f"{text}\n".encode())
             process.stdin.flush()
