@@ -63,12 +63,13 @@ def run(arguments: argparse.Namespace) -> None:
 def load(path: str, data: Optional[str], cpu: bool) -> Classifier:
     """The model with its task, on a GPU if there is one; `data` is None for inputs that are not in a folder."""
     checkpoint = trained.read(path)
-    if checkpoint.word("task") not in TASKS:
-        raise UserError(f"was trained with --task {checkpoint.word('task')}; give one of {' or '.join(TASKS)}")
+    checkpoint.check_task(*TASKS)
     model = fill(empty_model(checkpoint), checkpoint.tensors)
     if not isinstance(model, HeadedEncoder):
         raise UserError(f"contains the model {type(model).__name__}; give a mega_classifier or mega_encoder")
     stored = checkpoint.cfg["task"]
+    if stored.get("regression_target"):
+        raise UserError("predicts numbers (--regression-target); give a model of classes")
     options = {field.name: stored[field.name] for field in fields(MegaClassificationConfig) if field.name in stored}
     options.update({"seed": 1} if data is None else {"seed": 1, "data": data})
     try:
@@ -88,6 +89,11 @@ def _check_fit(model: HeadedEncoder, task: MegaClassificationTask, checkpoint: C
     heads = [tensor.size(0) for name, tensor in checkpoint.tensors.items() if CLASSES.fullmatch(name)]
     if len(heads) != 1:
         raise UserError(f"has {len(heads)} classification heads; give one that was trained with {' or '.join(TASKS)}")
+    if task.folder.pairs() and checkpoint.word("task") == "sentence_prediction":
+        raise UserError(
+            f"was trained with --task sentence_prediction, and {task.cfg.data} has pairs, which it joins to one input: "
+            "only fairseq-validate does so, too; train with --task mega_classification and --pairs"
+        )
     types = (len(dictionary or ()) for dictionary in (model.encoder.dictionary, task.dictionary))
     for what, (own, known) in {"types of tokens": types, "classes": (heads[0], len(task.classes))}.items():
         if own != known:

@@ -30,6 +30,8 @@ from mega_fairseq.tasks.types_of_training import check_types
 
 UNFINISHED = ".unfinished"
 FEW, MANY = 3, 20  # types
+TRANSLATION = ("translation", "mega_translation", "mega_document_translation")
+LANGUAGE = ("language_modeling", "mega_language_modeling")
 NEEDED = {"onnx": "pip install onnx", "mega_runtime": "in a clone of this repository, pip install ./runtime"}
 
 
@@ -143,6 +145,7 @@ def write(target: Path, arguments: argparse.Namespace) -> Tuple[Dict[str, Any], 
     if arguments.bytes and not isinstance(model, MegaLanguageModel):
         raise UserError("is not a language model; leave --bytes out")
     if isinstance(model, MegaTransformerModel):
+        checkpoint.check_task(*TRANSLATION)
         task = translation_task(checkpoint, arguments.data)
         task.load_state_dict(checkpoint.task_state)
         take_dictionary(model.encoder, task.source_dictionary, task.cfg.data)
@@ -165,6 +168,9 @@ def write(target: Path, arguments: argparse.Namespace) -> Tuple[Dict[str, Any], 
         folder.write_translation(target, model, arguments.format, pieces, documents, separators, languages)
         return {**check.check_translation(target, model, task), **changed}, doubt
     if isinstance(model, MegaLanguageModel):
+        checkpoint.check_task(*LANGUAGE)
+        if checkpoint.cfg["task"].get("add_bos_token"):
+            raise UserError("was trained with --add-bos-token, and exports begin a text without it; train without")
         data = arguments.data or data_of_training(checkpoint)
         take_dictionary(model.decoder, read_dictionary(Path(data) / "dict.txt"), data)
         types = model.decoder.dictionary

@@ -336,6 +336,19 @@ def test_models_that_cannot_be_exported_are_refused_by_option(classifiers, refus
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("translation", {"_name": "translation_multi_simple_epoch"}, ["translation_multi_simple_epoch", "of --task"]),
+        ("softmax", {"_name": "multilingual_language_modeling"}, ["multilingual_language_modeling", "of --task"]),
+        ("softmax", {"_name": "language_modeling", "add_bos_token": True}, ["--add-bos-token"]),
+    ],
+)
+def test_tasks_that_add_tokens_are_refused(edited, refuses, tmp_path, kind, changes, words):
+    path = edited(commands.trained(kind).last, lambda content: content["cfg"]["task"].update(changes))
+    refuses("export", path, tmp_path / "model", words=words)
+
+
 def test_a_classifier_takes_no_pieces(classifiers, pieces_model, refuses, tmp_path):
     words = ["checkpoint_last.pt is a classifier", "leave --sentencepiece-model out"]
     refuses(

@@ -91,8 +91,14 @@ def test_fairseqs_task_joins_pairs(classifiers, tmp_path):
     said = fairseq("train", tmp_path / "pairs", *words_of("tokens", **joined, save_dir=tmp_path))
     found, single = (records(output, "train_inner")[0] for output in (said, trained.said))
     assert found["wpb"] == 2 * (single["wpb"] + single["bsz"])  # <s> a </s> </s> b </s>, and a </s> alone
-    said = failure("mega-fairseq", "classify", tmp_path / "checkpoint_last.pt", tmp_path / "pairs", "--cpu")
-    assert "--pairs" in said
+    for words in (("classify", tmp_path / "pairs", "--cpu"), ("classify", "-", "--cpu"), ("export", tmp_path / "out")):
+        assert "--pairs" in failure("mega-fairseq", words[0], tmp_path / "checkpoint_last.pt", *words[1:])
+
+
+def test_a_model_of_numbers_is_no_classifier(classifiers, edited):
+    trained = classifiers("tokens")
+    path = edited(trained.last, lambda content: content["cfg"]["task"].update(regression_target=True))
+    assert "--regression-target" in failure("mega-fairseq", "classify", path, trained.data, "--cpu")
 
 
 def test_fairseqs_roberta_trains_with_the_same_task(tmp_path):

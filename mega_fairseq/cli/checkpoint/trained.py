@@ -24,6 +24,11 @@ class Checkpoint(NamedTuple):
         """An option that is a word, or None; `_name` is the registered name of the section's class."""
         return _word(self.cfg.get(section, {}).get(name))
 
+    def check_task(self, *tasks: str) -> None:
+        """Raises an error unless it was trained with one of these: others may add tokens to what a model reads."""
+        if self.word("task") not in tasks:
+            raise UserError(f"was trained with --task {self.word('task')}; give one of --task {' or '.join(tasks)}")
+
 
 def read(path: str) -> Checkpoint:
     """Read a checkpoint of any model."""
