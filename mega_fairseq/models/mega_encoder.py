@@ -3,9 +3,11 @@
 import logging
 import re
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel, FairseqEncoderModel
 from fairseq.models.roberta import RobertaHubInterface
@@ -13,6 +15,7 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
+from mega_fairseq.data.loading import without_old_workers
 from mega_fairseq.fairseq_options import ALWAYS, SAME_SHAPES, is_training, option, option_of_command
 from mega_fairseq.models.base import MegaModel
 from mega_fairseq.models.embedding import token_embedding
@@ -160,8 +163,8 @@ class MegaEncoderModel(HeadedEncoder):
             task.args = option_of_command(cfg, "bpe")  # which fairseq's task reads and does not set
             if task.args is None:
                 raise ValueError("--mask-whole-words needs the beginnings of words; give --bpe, as in preprocessing")
-        if is_training(cfg):  # fairseq keeps the workers that load data, whose copies of them stay in the first epoch
-            task.can_reuse_epoch_itr = lambda dataset: False
+        if is_training(cfg):
+            task.get_batch_iterator = partial(_iterator_of_epoch, task.get_batch_iterator)
         embed_tokens = token_embedding(dictionary, cfg.encoder_embed_dim, cfg.encoder_embed_path)
         encoder = MegaEncoder(cfg, dictionary, embed_tokens, cfg.max_positions)
         tokens = getattr(task.cfg, "tokens_per_sample", 0)
@@ -237,6 +240,11 @@ class MegaEncoderModel(HeadedEncoder):
         if roberta.bpe is None:
             roberta.bpe = SimpleNamespace(encode=str, decode=_decoded)
         return roberta
+
+
+def _iterator_of_epoch(make: Callable[..., EpochBatchIterator], *args: Any, **options: Any) -> EpochBatchIterator:
+    """A new iterator: processes that load data would go on with masks of the first epoch."""
+    return without_old_workers(make(*args, **{**options, "disable_iterator_cache": True}))
 
 
 def _decoded(symbols: str) -> str:

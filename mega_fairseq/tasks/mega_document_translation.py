@@ -17,6 +17,7 @@ from omegaconf import II
 from torch import Tensor
 
 from mega_fairseq.data.corpus import part_paths
+from mega_fairseq.data.loading import without_old_workers
 from mega_fairseq.data.windows import Draw, WindowDataset
 from mega_fairseq.documents import SEPARATOR, document_borders, read_lines, separator_symbol
 from mega_fairseq.fairseq_options import check_ranges, option, typed
@@ -217,7 +218,7 @@ class MegaDocumentTranslationTask(MegaTranslationTask):
                 f"windows have up to {longest:,} tokens and --max-tokens is {max_tokens:,}; raise it, or lower "
                 "--window-tokens"
             )
-        return super().get_batch_iterator(dataset, max_tokens, *rest, **options)
+        return without_old_workers(super().get_batch_iterator(dataset, max_tokens, *rest, **options))
 
     def filter_indices_by_size(
         self,

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mega_fairseq.data.batches import TextDataset, beginning
 from mega_fairseq.data.corpus import DOCUMENTS, Corpus
+from mega_fairseq.data.loading import without_old_workers
 from mega_fairseq.data.segments import SegmentDataset
 from mega_fairseq.data.streams import StreamDataset, parse_valid_block, stream_bounds
 from mega_fairseq.data.words import check_words
@@ -240,7 +241,8 @@ class MegaLanguageModelingTask(FairseqTask):
             share = -(-len(dataset) // num_shards)
             max_sentences = min(max_sentences or share, share)
         limits = {"max_tokens": max_tokens, "max_sentences": max_sentences, "max_positions": max_positions}
-        return super().get_batch_iterator(dataset, num_shards=num_shards, shard_id=shard_id, **limits, **options)
+        options.update(limits, num_shards=num_shards, shard_id=shard_id)
+        return without_old_workers(super().get_batch_iterator(dataset, **options))
 
     def filter_indices_by_size(
         self,

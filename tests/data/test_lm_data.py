@@ -15,6 +15,7 @@ from mega_fairseq.data.streams import stream_bounds
 from mega_fairseq.tasks import MegaLanguageModelingConfig, MegaLanguageModelingTask
 from tests.helpers.corpora import TYPES, assert_cuts_depend_only_on_seed_and_epoch, in_memory, tokens
 from tests.helpers.golden_models import PAD, dictionary
+from tests.helpers.processes import assert_workers_end_with_epoch
 
 EOS = 2
 BYTES = ByteNumbers(ByteNumbersConfig())
@@ -119,6 +120,12 @@ def test_batches_depend_on_the_epoch_but_not_on_global_random_state():
         batches.append([tuple(batch["id"].tolist()) for batch in epoch(dataset, max_tokens=40, epoch=number)])
     assert batches[0] == batches[2]
     assert not set(batches[0]) & set(batches[1])
+
+
+def test_processes_that_load_batches_end_with_their_epoch():
+    dataset = SegmentDataset(in_memory([900]), np.array([0, 900]), 5, (2, 2), 1, PAD, EOS)
+    options = {"max_tokens": 40, "num_workers": 1, "data_buffer_size": 1}
+    assert_workers_end_with_epoch(task().get_batch_iterator(dataset, **options))
 
 
 @pytest.mark.parametrize("number", [1, 5])

@@ -1,6 +1,7 @@
 """Runs a function in several processes that can exchange tensors, and compares trainings update by update."""
 
 import functools
+import multiprocessing
 import os
 import tempfile
 import traceback
@@ -28,6 +29,17 @@ def in_processes(count: int, function: Callable[..., Any], *arguments: Any) -> L
         failures = [path.read_text() for path in sorted(Path(folder).glob("*.failure"))]
         assert not failures, "\n".join(failures)
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=True) for rank in range(count)]
+
+
+def assert_workers_end_with_epoch(iterator: Any) -> None:
+    """Checks that the processes that load the batches of fairseq's iterator live as long as one epoch."""
+    others, epoch = set(multiprocessing.active_children()), iterator.next_epoch_itr()
+    next(epoch)
+    workers = set(multiprocessing.active_children()) - others
+    list(epoch)
+    for worker in workers:
+        worker.join(20)
+    assert [worker.exitcode for worker in workers] == [0]
 
 
 def _run(folder: str, count: int, function: Callable[..., Any], arguments: Any, rank: int) -> None:

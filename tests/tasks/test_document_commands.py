@@ -24,6 +24,7 @@ from tests.helpers.commands import (
     lines,
     on_each_side,
 )
+from tests.helpers.processes import assert_workers_end_with_epoch
 from tests.helpers.recipes import EXAMPLES, small_bible, text, write
 
 pytestmark = pytest.mark.slow
@@ -216,3 +217,9 @@ def test_windows_longer_than_a_batch_or_the_model_are_refused(data):
     with pytest.raises(ValueError, match=f"the model reads {longest - 1}"):
         task.get_batch_iterator(task.dataset("valid"), max_positions=(longest, longest - 1))
     task.get_batch_iterator(task.dataset("valid"), max_tokens=longest, max_positions=(longest, longest))
+
+
+def test_processes_that_load_windows_end_with_their_epoch(data):
+    task = loaded(data, window_tokens=200)
+    options = {"max_tokens": 400, "num_workers": 1, "data_buffer_size": 1}
+    assert_workers_end_with_epoch(task.get_batch_iterator(task.dataset("valid"), **options))

@@ -26,6 +26,7 @@ from tests.helpers.commands import (
     records,
 )
 from tests.helpers.configurations import training
+from tests.helpers.processes import assert_workers_end_with_epoch
 
 pytestmark = pytest.mark.slow
 
@@ -143,6 +144,16 @@ def task_of(model, *options):
     task = setup_task(cfg.task)
     task.build_model(cfg.model)
     return task
+
+
+def test_processes_that_load_batches_end_with_their_epoch(model, monkeypatch):
+    monkeypatch.setattr("mega_fairseq.models.mega_encoder.is_training", lambda cfg: True)
+    task = task_of(model, bpe_options(model.folder))
+    task.load_dataset("train")
+    options = {"max_tokens": 400, "num_workers": 1, "data_buffer_size": 1}
+    first, second = (task.get_batch_iterator(task.dataset("train"), **options) for _ in range(2))
+    assert first is not second
+    assert_workers_end_with_epoch(first)
 
 
 def test_whole_words_are_masked(model):
