@@ -194,7 +194,7 @@ def write_classifier(folder: Path, classifier: Classifier, number_format: str = 
         "kind": kind,
         "pairs": model.pairs,
         "longest": task.longest,
-        "cut": task.cfg.shorten_method == "truncate",
+        "cut": task.cfg.shorten_method != "none",
         "first": task.cfg.init_token,
         "number_type": task.number_type,
         "length": task.length,
