@@ -161,14 +161,14 @@ def tables(rows: Iterable[Dict[str, Any]]) -> Dict[str, str]:
         models = groups.setdefault("{task}, width {width}, epochs: {epochs}".format(**row), {})
         models.setdefault(row["model"], {}).setdefault(row["lr"], []).append(row)
     for title, models in groups.items():
-        lines = []
+        lines, several = [], any(len(rates) > 1 for rates in models.values())
         for model, rates in models.items():
             means = {lr: [mean(row[key] for row in of) for key in PLACES] for lr, of in rates.items()}
             best = max(means, key=means.get)
             updates, shares = mean(row["updates"] for row in rates[best]), map("{:.1%}".format, means[best])
             others = ", ".join(f"{lr}: {means[lr][0]:.1%}" for lr in sorted(means, key=float))
-            lines.append([model, *shares, best, f"{updates:,.0f}", others])
-        groups[title] = as_table(["", *PLACES, "best rate", "updates", "all, by rate"], lines)
+            lines.append([model, *shares, f"{updates:,.0f}", *[best, others] * several])
+        groups[title] = as_table(["", *PLACES, "updates", *["best rate", "all, by rate"] * several], lines)
     return groups
 
 
