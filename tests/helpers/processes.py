@@ -4,6 +4,7 @@ import functools
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,8 +38,9 @@ def assert_workers_end_with_epoch(iterator: Any) -> None:
     next(epoch)
     workers = set(multiprocessing.active_children()) - others
     list(epoch)
-    for worker in workers:
-        worker.join(20)
+    start = time.monotonic()
+    while None in [worker.exitcode for worker in workers] and time.monotonic() - start < 20:
+        time.sleep(0.01)  # while a thread of the iterator joins them
     assert [worker.exitcode for worker in workers] == [0]
 
 
