@@ -91,8 +91,8 @@ def _check_fit(model: HeadedEncoder, task: MegaClassificationTask, checkpoint: C
         raise UserError(f"has {len(heads)} classification heads; give one that was trained with {' or '.join(TASKS)}")
     if task.folder.pairs() and checkpoint.word("task") == "sentence_prediction":
         raise UserError(
-            f"was trained with --task sentence_prediction, and {task.cfg.data} has pairs, which it joins to one input: "
-            "only fairseq-validate does so, too; train with --task mega_classification and --pairs"
+            f"was trained with --task sentence_prediction, which joins the pairs in {task.cfg.data} to single inputs, "
+            "and only fairseq-validate does this, too; train with --task mega_classification and --pairs"
         )
     types = (len(dictionary or ()) for dictionary in (model.encoder.dictionary, task.dictionary))
     for what, (own, known) in {"types of tokens": types, "classes": (heads[0], len(task.classes))}.items():
