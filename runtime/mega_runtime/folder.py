@@ -59,7 +59,7 @@ class Folder:
     def _read_config(self, kind: Optional[str]) -> Dict[str, Any]:
         path = self.path / "config.json"
         try:
-            content = path.read_bytes()
+            self.content = content = path.read_bytes()
             config = json.loads(content.decode())
             number, found = int(config["format"]), str(config["kind"])
             checksum = str(config.get("checksum", ""))  # of the file without it; earlier versions wrote none
@@ -90,11 +90,22 @@ class Folder:
                     for block in iter(lambda: file.read(1 << 20), b""):
                         digest.update(block)
             except OSError as error:
+                self._check_same()
                 raise FolderError(
                     f"{path} cannot be read ({error.strerror}); copy the folder again, with permission to read it"
                 ) from None
             if digest.hexdigest() != expected:
+                self._check_same()
                 raise FolderError(f"{path} is incomplete or was changed; copy the folder again")
+
+    def _check_same(self) -> None:
+        """Raises an error if another export takes the folder's place: config.json leaves first and comes last."""
+        try:
+            same = (self.path / "config.json").read_bytes() == self.content
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise FolderError(f"{self.path} was replaced while it was read; start again")
 
     def types(self, name: str) -> List[str]:
         """The types of a dictionary, by number."""
@@ -108,12 +119,16 @@ class Folder:
         options.log_severity_level = 4  # its errors are raised, too
         if self.slower_products if slower_products is None else slower_products:
             options.add_session_config_entry("session.x64quantprecision", "1")
+        path = str(self.path / name)
         try:
-            return onnxruntime.InferenceSession(str(self.path / name), options, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime has no public class
+            self._check_same()
             raise FolderError(
-                f"ONNX Runtime cannot load {self.path / name} ({error}); copy the folder, with files in place of links"
+                f"ONNX Runtime cannot load {path} ({error}); copy the folder, with files in place of links"
             ) from None
+        self._check_same()  # also if the file fits the others
+        return session
 
     def _products_are_exact(self) -> bool:
         """CPUs with AVX2 but without VNNI add pairs of products in 16 bits, where large ones saturate."""

@@ -6,8 +6,11 @@ import shutil
 
 import pytest
 
+from mega_fairseq.cli.export import replace
+from mega_fairseq.export.folder import write_config
 from mega_fairseq.models.half_lives import of_states
 from mega_runtime import Classifier, FolderError, LanguageModel, Translator
+from mega_runtime import folder as folders
 from mega_runtime.folder import FORMAT
 from tests.helpers.exported import language, translation
 
@@ -129,6 +132,26 @@ def test_files_elsewhere_are_not_read(place, copied, tmp_path):
     config["files"][place] = "0"
     (folder / "config.json").write_text(json.dumps(config))
     refused(lambda: reader(folder), place, "not in the folder", "copy the folder again")
+
+
+@pytest.mark.parametrize("graph", ["encoder.onnx", "step.onnx"])
+@pytest.mark.parametrize("kind", ["translation", "translation, int8"])
+def test_an_export_that_is_replaced_while_it_is_read_is_not_mixed(kind, graph, copied, tmp_path, monkeypatch):
+    folder, reader = copied("translation")
+    newer = shutil.copytree(translation("int8" if "int8" in kind else "float32")[1].folder.path, tmp_path / "newer")
+    config = json.loads((newer / "config.json").read_text())
+    write_config(newer, {**config, "differences": {}})  # as of other weights
+    load = folders.onnxruntime.InferenceSession
+
+    def replaced(path, *rest, **options):
+        if path.endswith(graph) and newer.exists():
+            replace(folder, newer)
+            shutil.rmtree(newer)
+        return load(path, *rest, **options)
+
+    monkeypatch.setattr(folders.onnxruntime, "InferenceSession", replaced)
+    refused(lambda: reader(folder), folder, "was replaced while it was read", "start again")
+    reader(folder)
 
 
 def test_a_graph_that_onnx_runtime_refuses_is_named(copied):
