@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
@@ -42,7 +43,8 @@ class Folder:
         exact_products: Optional[bool] = None,
     ):
         check_count("threads", threads, MOST_THREADS)
-        self.path, self.threads = Path(path), threads
+        # A link may change while files are read.
+        self.path, self.threads = Path(os.path.realpath(path)), threads
         try:
             str(path).encode()
         except UnicodeEncodeError:

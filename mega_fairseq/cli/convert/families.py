@@ -68,7 +68,7 @@ class Family:
         """What a user who trains the model needs to know. `cfg` is its configuration here."""
         return (
             "the optimizer's state and counters are dropped, since they belong to the released tensors: continue "
-            "training with --finetune-from-model or --restore-file and these model options"
+            "training with --finetune-from-model or --restore-file and the options of the converted model"
         )
 
 
