@@ -84,9 +84,7 @@ class Classifier:
                 raise ValueError(f"{name} has {len(row):,} positions and the model reads {longest:,}; shorten it")
             if len(row) > longest and not self.warned:
                 self.warned = True
-                logger.warning(
-                    f"an input has {len(row):,} positions; the model reads the first {longest:,}, as in its training"
-                )
+                logger.warning(f"an input has {len(row):,} positions; the model reads the first {longest:,}")
         return [row[:longest] for row in encoded]
 
     def _tokens(self, given: Any, name: str) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
@@ -43,8 +42,7 @@ class Folder:
         exact_products: Optional[bool] = None,
     ):
         check_count("threads", threads, MOST_THREADS)
-        # A link may change while files are read.
-        self.path, self.threads = Path(os.path.realpath(path)), threads
+        self.path, self.threads = Path(path), threads
         try:
             str(path).encode()
         except UnicodeEncodeError:

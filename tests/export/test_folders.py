@@ -154,19 +154,6 @@ def test_an_export_that_is_replaced_while_it_is_read_is_not_mixed(kind, graph, c
     reader(folder)
 
 
-def test_a_link_that_changes_while_it_is_read_is_not_mixed(copied, tmp_path, monkeypatch):
-    folder, _ = copied("translation")
-    link, load = tmp_path / "link", folders.onnxruntime.InferenceSession
-    link.symlink_to(folder)
-
-    def switched(path, *rest, **options):
-        link.unlink(missing_ok=True)
-        return load(path, *rest, **options)
-
-    monkeypatch.setattr(folders.onnxruntime, "InferenceSession", switched)
-    Translator(link)
-
-
 def test_a_graph_that_onnx_runtime_refuses_is_named(copied):
     folder, reader = copied("translation")
     config = json.loads((folder / "config.json").read_text())
