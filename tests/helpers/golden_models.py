@@ -35,7 +35,7 @@ def task(types: int) -> Namespace:
 def classification(types: Optional[int]) -> Namespace:
     """A task with a dictionary of this size for its inputs, or without one for real numbers."""
     words = None if types is None else dictionary(types)
-    return Namespace(source_dictionary=words, label_dictionary=None, state_dict=dict, cfg=None)
+    return Namespace(source_dictionary=words, label_dictionary=None, state_dict=dict, cfg=None, get_batch_iterator=None)
 
 
 def model(case: Case, truncated: bool = True, **changes: Any) -> Any:

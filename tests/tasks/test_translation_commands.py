@@ -285,5 +285,7 @@ def test_from_pretrained_translates_a_list_like_its_single_sentences(corpus, tra
     assert together == [hub.translate(sentence, **how) for sentence in joined]
     assert hub.translate(["", joined[0], " "], **how) == ["", together[0], ""]
     assert hub.translate("", **how) == ""
+    with pytest.raises(ValueError, match="skip_invalid_size_inputs would leave results out"):
+        hub.translate(joined, skip_invalid_size_inputs=True)
     generated = generate("--batch-size=64", "--remove-bpe", path=trained.folder / "checkpoint_best.pt")
     assert together == texts(generated)
