@@ -106,10 +106,11 @@ class MegaHub(hub_utils.GeneratorHubInterface):
 
     def generate(self, tokenized_sentences: Any, beam: int = 5, *args: Any, **kwargs: Any) -> Any:
         check_positive(beam=beam)
-        known = {f.name for f in fields(GenerationConfig)} | signature(super().generate).parameters.keys()
+        called = signature(super().generate)
+        known = {f.name for f in fields(GenerationConfig)} | called.parameters.keys()
         for name in kwargs.keys() - known:
             raise ValueError(f"generate has no option {name!r}; give those of fairseq-generate, such as max_len_b")
-        given = signature(super().generate).bind(tokenized_sentences, beam, *args, **kwargs).arguments
+        given = called.bind(tokenized_sentences, beam, *args, **kwargs).arguments
         if given.get("skip_invalid_size_inputs"):  # then the results after one would belong to other inputs
             raise ValueError("skip_invalid_size_inputs would leave results out; shorten or remove inputs instead")
         return super().generate(tokenized_sentences, beam, *args, **kwargs)
