@@ -1,6 +1,7 @@
 """A split of binarised text as one long sequence of tokens, memory-mapped."""
 
 import itertools
+import logging
 import os
 import struct
 from typing import Callable, List, Tuple
@@ -17,6 +18,7 @@ from fairseq.data.indexed_dataset import (
 )
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
 DOCUMENTS = ("stream", "line", "blank")
 BLOCK = 2**24  # tokens checked at a time
 
@@ -72,6 +74,11 @@ class Corpus:
         if how == "line":
             return borders(self.lines[self.lines > 0])
         blank = self.lines == 1  # only an end of line, which belongs to the document before it
+        if not blank.any():  # to_bytes.py writes the ends of lines as bytes
+            logger.warning(
+                "no line of a split is blank, so --documents blank does not reset its context; text of bytes "
+                "(to_bytes.py) has no blank lines"
+            )
         last = blank & ~np.append(blank[1:], False)  # consecutive blank lines are one border
         return np.unique(np.concatenate([[0], np.cumsum(self.lines)[last], [len(self)]]))
 

@@ -142,6 +142,14 @@ def test_documents_end_at_the_chosen_boundaries(how, lines, borders):
     assert in_memory(lines).documents(how).tolist() == borders
 
 
+@pytest.mark.parametrize(
+    ("how", "lines", "warned"), [("blank", [3, 4], True), ("blank", [3, 1], False), ("stream", [3], False)]
+)
+def test_documents_without_a_blank_line_warn(how, lines, warned, caplog):
+    in_memory(lines).documents(how)
+    assert ("--documents blank" in caplog.text) == warned
+
+
 # ------------------------------------------------------------------------------------------------ folders
 
 
